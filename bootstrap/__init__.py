@@ -1,0 +1,1 @@
+"""The way in: a node on a public address that never trains."""

@@ -1,0 +1,1 @@
+"""Low-communication training of language models over the internet: the library."""

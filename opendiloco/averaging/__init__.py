@@ -1,0 +1,1 @@
+"""One round of averaging: what it promises, and who does it."""

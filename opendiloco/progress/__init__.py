@@ -1,0 +1,1 @@
+"""What peers tell each other about how far they are."""

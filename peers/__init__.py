@@ -1,0 +1,1 @@
+"""One peer: a machine that trains and averages with others."""
