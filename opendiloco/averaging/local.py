@@ -1,0 +1,128 @@
+"""Peers of one process that average with each other: for tests and simulation."""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from typing_extensions import override
+
+from opendiloco.averaging.protocol import Averager, RoundOutcome, RoundRequest, RoundResult
+from opendiloco.units import OuterStep, Seconds
+
+_RoundKey = tuple[OuterStep, int]
+
+
+@dataclass
+class _Round:
+    contributions: dict[int, tuple[torch.Tensor, RoundRequest]] = field(default_factory=dict)
+    average: torch.Tensor | None = None
+
+
+class LocalSwarm:
+    """A meeting place for averagers of the same process.
+
+    ``fragment_sizes`` are numbers of elements. A round takes place when every open member has come, or when somebody has waited for
+    ``patience``; who comes later has missed it.
+    """
+
+    def __init__(self, fragment_sizes: Sequence[int], *, patience: Seconds = Seconds(5.0)) -> None:
+        self.fragment_sizes = tuple(fragment_sizes)
+        self._patience = patience
+        self._members: set[int] = set()
+        self._next_member = 0
+        self._rounds: dict[_RoundKey, _Round] = {}
+        self._changed = threading.Condition()
+
+    def join(self) -> "LocalAverager":
+        """Return the averager of a new member."""
+        with self._changed:
+            member = self._next_member
+            self._next_member += 1
+            self._members.add(member)
+        return LocalAverager(self, member)
+
+    def leave(self, member: int) -> None:
+        """Wait for this member no longer."""
+        with self._changed:
+            self._members.discard(member)
+            self._changed.notify_all()
+
+    def meet(self, member: int, request: RoundRequest, contribution: torch.Tensor) -> RoundResult:
+        """Contribute, wait for the others, and return the average.
+
+        Args:
+            member: Who.
+            request: Its part.
+            contribution: Flat float32 vector, kept until the round is over.
+        """
+        came_at = time.monotonic()
+        patience = min(self._patience, request.timeout)
+        key = (request.outer_step, request.fragment)
+        with self._changed:
+            this_round = self._rounds.setdefault(key, _Round())
+            if this_round.average is not None:
+                return RoundResult(
+                    RoundOutcome.FAILED, attempts=1, reason="the others have averaged without us"
+                )
+            this_round.contributions[member] = (contribution, request)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_over(this_round), timeout=patience)
+            if this_round.average is None:
+                this_round.average = _weighted_mean(this_round)
+                self._changed.notify_all()
+            requests = [request for _, request in this_round.contributions.values()]
+            alone = len(requests) == 1
+            return RoundResult(
+                RoundOutcome.ALONE if alone else RoundOutcome.AVERAGED,
+                average=this_round.average.clone(),
+                num_peers=len(requests),
+                total_weight=sum(other.weight for other in requests),
+                num_tokens=sum(other.num_tokens for other in requests),
+                matchmaking=Seconds(time.monotonic() - came_at),
+                attempts=1,
+            )
+
+    def _is_over(self, this_round: _Round) -> bool:
+        return this_round.average is not None or self._members <= this_round.contributions.keys()
+
+
+class LocalAverager(Averager):
+    """One member's way into a :class:`LocalSwarm`."""
+
+    def __init__(self, swarm: LocalSwarm, member: int) -> None:
+        self._swarm = swarm
+        self._member = member
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"member-{member}")
+        self._pending: Future[RoundResult] | None = None
+
+    @override
+    def begin(self, request: RoundRequest) -> Future[RoundResult]:
+        """See :meth:`opendiloco.averaging.protocol.Averager.begin`."""
+        if self._pending is not None and not self._pending.done():
+            raise RuntimeError("the previous round is not finished")
+        self._pending = self._executor.submit(self._run, request)
+        return self._pending
+
+    @override
+    def close(self) -> None:
+        """See :meth:`opendiloco.averaging.protocol.Averager.close`."""
+        self._swarm.leave(self._member)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, request: RoundRequest) -> RoundResult:
+        contribution = torch.empty(self._swarm.fragment_sizes[request.fragment])
+        request.fill(contribution)
+        return self._swarm.meet(self._member, request, contribution)
+
+
+def _weighted_mean(this_round: _Round) -> torch.Tensor:
+    """Return the mean, summed in float64 in the members' order, as float32."""
+    ordered = [this_round.contributions[member] for member in sorted(this_round.contributions)]
+    total = sum(request.weight for _, request in ordered)
+    mean = torch.zeros_like(ordered[0][0], dtype=torch.float64)
+    for vector, request in ordered:
+        mean.add_(vector.double(), alpha=request.weight / total)
+    return mean.float()

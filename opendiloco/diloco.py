@@ -1,0 +1,243 @@
+"""The outer loop of one peer: begin a round, finish it, catch up."""
+
+import enum
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+from opendiloco.averaging.protocol import Averager, RoundOutcome, RoundRequest, RoundResult
+from opendiloco.errors import SwarmLostError
+from opendiloco.outer import NesterovConfig, is_finite, nesterov_step, pseudo_gradient_
+from opendiloco.schedule import OuterSchedule
+from opendiloco.state import OuterState
+from opendiloco.tensors import Layout, TensorSet
+from opendiloco.units import OuterStep, Seconds
+
+_MIXING = 0.5  # alpha of arXiv:2501.18512, Algorithm 2: share of the new anchor
+_GRACE = Seconds(60.0)  # beyond its timeout a round may still be cleaning up
+
+
+class Verdict(enum.Enum):
+    """What became of this peer's inner steps."""
+
+    COMMITTED = "committed"  # they are in the new anchor
+    CARRIED = "carried"  # the round failed; they stay in the model and count in the next one
+    REBASED = "rebased"  # the swarm had moved on; they were put on top of its anchor
+    DISCARDED = "discarded"  # they are gone: the swarm moved on, or they were not finite
+
+
+class Weighting(enum.Enum):
+    """What a peer's weight in the average is."""
+
+    TOKENS = "tokens"
+    EQUAL = "equal"
+
+
+@dataclass(frozen=True, slots=True)
+class OuterReport:
+    """One outer step as this peer lived it.
+
+    Attributes:
+        outer_step: Outer step after it.
+        verdict: What became of the inner steps.
+        parameters: What the model must take over, named float32 CPU tensors; None when it
+            keeps what it has.
+        round: The round behind it; None when there was none.
+    """
+
+    outer_step: OuterStep
+    verdict: Verdict
+    parameters: TensorSet | None
+    round: RoundResult | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Export:
+    """What a round in flight was begun with."""
+
+    future: Future[RoundResult]
+    fragment: int
+    inner_step: int
+    num_tokens: int
+
+
+class DiLoCo:
+    """Holds the outer state and moves it forward, round by round.
+
+    Knows no model, no GPU and no socket: those belong to the caller and the averager.
+    Not safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        state: OuterState,
+        layout: Layout,
+        *,
+        averager: Averager,
+        schedule: OuterSchedule,
+        outer: NesterovConfig,
+        weighting: Weighting = Weighting.TOKENS,
+        round_timeout: Seconds = Seconds(300.0),
+    ) -> None:
+        self._state = state
+        self._layout = layout
+        self._averager = averager
+        self._schedule = schedule
+        self._outer = outer
+        self._weighting = weighting
+        self._round_timeout = round_timeout
+        self._inner_step = 0
+        self._num_tokens = 0
+        self._export: _Export | None = None
+
+    @property
+    def state(self) -> OuterState:
+        """The outer state after the last committed outer step."""
+        return self._state
+
+    @property
+    def inner_step(self) -> int:
+        """Inner steps since the export for the last committed round."""
+        return self._inner_step
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of this peer that are in no committed round yet."""
+        return self._num_tokens
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a round has begun and is not finished."""
+        return self._export is not None
+
+    def count(self, *, num_steps: int, num_tokens: int) -> None:
+        """Take note of inner steps that the caller took, and the tokens in them."""
+        self._inner_step += num_steps
+        self._num_tokens += num_tokens
+
+    def begin_round(self, local: TensorSet) -> Verdict | None:
+        """Begin to average this peer's progress on the next fragment.
+
+        Args:
+            local: The peer's parameters, named; they must not change before
+                :meth:`finish_round` unless the schedule overlaps.
+
+        Returns:
+            None when the round has begun. ``DISCARDED`` when the local parameters are not
+            finite and must not reach others: the caller goes back to the anchor.
+
+        Raises:
+            SchemaMismatchError: If ``local`` is not of this run's model.
+
+        Source:
+            arXiv:2311.08105, Algorithm 1, from "averaging outer gradients" on.
+        """
+        fragment = self._schedule.fragment(self._state.outer_step)
+        anchor = self._layout.views(fragment, self._state.fragments[fragment].anchor)
+        mine = self._layout.pick(fragment, local)
+        if not all(is_finite(tensor) for tensor in mine.values()):
+            self._forget_local_work()
+            return Verdict.DISCARDED
+        if self._schedule.overlap_steps:
+            # Training goes on and changes the parameters while attempts still need them.
+            mine = {name: tensor.detach().clone() for name, tensor in mine.items()}
+
+        def fill(out: torch.Tensor) -> None:
+            for name, view in self._layout.views(fragment, out).items():
+                pseudo_gradient_(view, anchor[name], mine[name])
+
+        tokens = self._num_tokens
+        request = RoundRequest(
+            outer_step=self._state.outer_step,
+            fragment=fragment,
+            fill=fill,
+            weight=float(tokens) if self._weighting is Weighting.TOKENS else 1.0,
+            num_tokens=tokens,
+            timeout=self._round_timeout,
+        )
+        self._export = _Export(self._averager.begin(request), fragment, self._inner_step, tokens)
+        return None
+
+    def finish_round(self, local: TensorSet) -> OuterReport:
+        """Wait for the round that has begun, and apply its result.
+
+        Args:
+            local: The peer's parameters now, named.
+
+        Returns:
+            What became of the inner steps. Lost peers, timeouts and an empty swarm are
+            outcomes in the report, not exceptions.
+
+        Raises:
+            SwarmLostError: If the averager does not answer any more.
+        """
+        export = self._export
+        if export is None:
+            raise RuntimeError("no round has begun")
+        try:
+            result = export.future.result(timeout=self._round_timeout + _GRACE)
+        except TimeoutError:
+            raise SwarmLostError("the round does not end; start this peer again") from None
+        self._export = None
+        if result.outcome is RoundOutcome.FAILED or result.average is None:
+            return OuterReport(self._state.outer_step, Verdict.CARRIED, None, result)
+        self._commit(export, result)
+        return OuterReport(
+            self._state.outer_step, Verdict.COMMITTED, self._merge(export.fragment, local), result
+        )
+
+    def adopt(self, state: OuterState, local: TensorSet, *, keep_local_work: bool) -> OuterReport:
+        """Take over the state of a swarm that has moved on.
+
+        Args:
+            state: The newer state.
+            local: The peer's parameters, named; read before they are replaced.
+            keep_local_work: Put ``local - old anchor`` on top of the new anchor, so that
+                the work counts in the next round; otherwise it is discarded.
+        """
+        old = self._state.parameters(self._layout)
+        parameters = state.parameters(self._layout)
+        if keep_local_work:
+            parameters = {
+                name: (local[name].to("cpu", torch.float32) - old[name]).add_(anchor)
+                for name, anchor in parameters.items()
+            }
+        self._state = state
+        if not keep_local_work:
+            self._forget_local_work()
+        verdict = Verdict.REBASED if keep_local_work else Verdict.DISCARDED
+        return OuterReport(state.outer_step, verdict, parameters, None)
+
+    def align(self, inner_step: int) -> None:
+        """Take the position of peers that are further in the span, to be ready with them.
+
+        The tokens that count are still only those that this peer trained on.
+        """
+        self._inner_step = inner_step % self._schedule.steps_per_round
+
+    def _commit(self, export: _Export, result: RoundResult) -> None:
+        assert result.average is not None  # noqa: S101 - a committed round has an average
+        fragments = list(self._state.fragments)
+        fragments[export.fragment] = nesterov_step(
+            fragments[export.fragment], result.average, config=self._outer
+        )
+        self._state = OuterState(
+            outer_step=OuterStep(self._state.outer_step + 1),
+            num_tokens=self._state.num_tokens + result.num_tokens,
+            fragments=tuple(fragments),
+        )
+        self._inner_step -= export.inner_step
+        self._num_tokens -= export.num_tokens
+
+    def _merge(self, fragment: int, local: TensorSet) -> TensorSet:
+        """Return the model's parameters after a commit of this fragment."""
+        anchor = self._layout.views(fragment, self._state.fragments[fragment].anchor)
+        if self._schedule.overlap_steps == 0:
+            return anchor
+        mine = self._layout.pick(fragment, local)
+        return {name: torch.lerp(mine[name].float(), anchor[name], _MIXING) for name in anchor}
+
+    def _forget_local_work(self) -> None:
+        self._inner_step = 0
+        self._num_tokens = 0

@@ -1,0 +1,143 @@
+"""Publishes this peer's record and keeps the view of the others fresh."""
+
+import threading
+import time
+from collections.abc import Mapping
+
+from opendiloco.dht import Subkey, SwarmDHT
+from opendiloco.identity import peer_id_of_public_key
+from opendiloco.progress.records import PeerRecord, decode_record
+from opendiloco.progress.view import Sighting, SwarmView, view_swarm
+from opendiloco.units import Seconds
+
+_SHORTEST_PAUSE = Seconds(0.1)
+
+
+class ProgressTracker:
+    """A thread that publishes the own record and reads all others'.
+
+    It does both once per heartbeat, and at once when the record changes or somebody asks.
+    """
+
+    def __init__(
+        self,
+        dht: SwarmDHT,
+        record: PeerRecord,
+        *,
+        run_id: str,
+        heartbeat: Seconds,
+        max_age: Seconds,
+    ) -> None:
+        self._dht = dht
+        self._key = f"{run_id}/progress/1"
+        self._heartbeat = heartbeat
+        self._max_age = max_age
+        self._record = record
+        self._lock = threading.Condition()
+        self._seen: dict[str, tuple[PeerRecord, float]] = {}
+        self._num_requested = 0
+        self._num_done = 0
+        self._closing = False
+        self._wanted = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def start(self) -> None:
+        """Begin to publish; returns at once."""
+        self._thread.start()
+
+    def note(self, **changes: object) -> None:
+        """Change fields of the own record; it is published with the next heartbeat.
+
+        Raises:
+            pydantic.ValidationError: If a field or value is not one of a record's.
+        """
+        with self._lock:
+            self._record = PeerRecord.model_validate({**self._record.model_dump(), **changes})
+
+    def update(self, **changes: object) -> None:
+        """Change fields of the own record and publish it now; see :meth:`note`."""
+        self.note(**changes)
+        self._wanted.set()
+
+    def sightings(self) -> tuple[Sighting, ...]:
+        """Return every record of the run that was ever seen, with its age."""
+        moment = time.monotonic()
+        with self._lock:
+            return tuple(
+                Sighting(record, Seconds(moment - changed_at))
+                for record, changed_at in self._seen.values()
+            )
+
+    def view(self) -> SwarmView:
+        """Return the live peers besides this one."""
+        return view_swarm(
+            self.sightings(),
+            own_peer_id=self._record.peer_id,
+            fingerprint=self._record.fingerprint,
+            max_age=self._max_age,
+        )
+
+    def refresh(self, timeout: Seconds) -> None:
+        """Look now; returns when the records have been read anew, or after ``timeout``."""
+        with self._lock:
+            self._num_requested += 1
+            mine = self._num_requested
+            self._wanted.set()
+            self._lock.wait_for(lambda: self._num_done >= mine or self._closing, timeout)
+
+    def close(self, timeout: Seconds = Seconds(3.0)) -> None:
+        """Tell the others that this peer leaves, and stop. Safe to call twice."""
+        if self._closing or not self._thread.is_alive():
+            return
+        self.update(state="leaving")
+        self.refresh(timeout)
+        with self._lock:
+            self._closing = True
+            self._lock.notify_all()
+        self._wanted.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wanted.clear()
+            with self._lock:
+                requested = self._num_requested
+                self._record = self._record.model_copy(
+                    update={"sequence": self._record.sequence + 1}
+                )
+                record = self._record
+            self._dht.store(
+                self._key,
+                self._dht.owner_subkey,
+                record.encode(),
+                ttl=Seconds(self._max_age + self._heartbeat),
+            )
+            self._take_note(self._dht.get(self._key))
+            with self._lock:
+                self._num_done = requested
+                self._lock.notify_all()
+            time.sleep(_SHORTEST_PAUSE)
+            self._wanted.wait(self._heartbeat)
+
+    def _take_note(self, found: Mapping[Subkey, tuple[object, float]]) -> None:
+        moment = time.monotonic()
+        with self._lock:
+            for owner, (value, _) in found.items():
+                record = decode_record(value)
+                # A record counts only when signed by the peer that it is about.
+                if record is None or record.peer_id != _signer(owner):
+                    continue
+                known = self._seen.get(record.peer_id)
+                if known is None or known[0].sequence != record.sequence:
+                    self._seen[record.peer_id] = (record, moment)
+
+
+def _signer(owner: Subkey) -> str:
+    """Return the peer id whose key signs records under this subkey; empty if it is no key."""
+    prefix, suffix = b"[owner:", b"]"
+    if not isinstance(owner, bytes) or not owner.startswith(prefix) or not owner.endswith(suffix):
+        return ""
+    try:
+        return peer_id_of_public_key(owner[len(prefix) : -len(suffix)])
+    except ValueError:
+        return ""

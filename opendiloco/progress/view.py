@@ -1,0 +1,128 @@
+"""The swarm as one peer sees it, computed from records: no clock, no network."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from opendiloco.progress.records import PeerRecord
+from opendiloco.units import OuterStep, Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A record and how long ago it was seen to change.
+
+    The age is measured by the observer, so that other peers' clocks do not matter.
+    """
+
+    record: PeerRecord
+    age: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmView:
+    """The other live peers of the run.
+
+    Attributes:
+        peers: Their records, without this peer's own and without peers that left.
+    """
+
+    peers: tuple[PeerRecord, ...] = ()
+
+    def training_at(self, outer_step: OuterStep) -> tuple[PeerRecord, ...]:
+        """Return the peers that take inner steps from this outer step on."""
+        return self._in_state("training", outer_step)
+
+    def ready_at(self, outer_step: OuterStep) -> tuple[PeerRecord, ...]:
+        """Return the peers that have finished their inner steps and want to average."""
+        return self._in_state("averaging", outer_step)
+
+    def members(self) -> tuple[PeerRecord, ...]:
+        """Return the peers that hold a state of the run: all but those still joining."""
+        return tuple(peer for peer in self.peers if peer.state in {"training", "averaging"})
+
+    def ahead_of(self, outer_step: OuterStep) -> tuple[PeerRecord, ...]:
+        """Return the peers that claim a later outer step, best donors first.
+
+        The order is by the number of peers at that outer step, then by the outer step: one
+        peer's claim to be far ahead does not come before what several agree on. A claim
+        is only believed when a state that checks out comes with it.
+        """
+        ahead = [peer for peer in self.members() if peer.outer_step > outer_step]
+        crowd: dict[int, int] = {}
+        for peer in ahead:
+            crowd[peer.outer_step] = crowd.get(peer.outer_step, 0) + 1
+        return tuple(
+            sorted(
+                ahead, key=lambda peer: (-crowd[peer.outer_step], -peer.outer_step, peer.peer_id)
+            )
+        )
+
+    def inner_step_at(self, outer_step: OuterStep) -> int:
+        """Return the median inner step of the peers at this outer step; 0 without any."""
+        steps = sorted(peer.inner_step for peer in self.members() if peer.outer_step == outer_step)
+        return steps[(len(steps) - 1) // 2] if steps else 0
+
+    def _in_state(self, state: str, outer_step: OuterStep) -> tuple[PeerRecord, ...]:
+        return tuple(
+            peer for peer in self.peers if peer.state == state and peer.outer_step == outer_step
+        )
+
+
+def view_swarm(
+    sightings: Iterable[Sighting], *, own_peer_id: str, fingerprint: str, max_age: Seconds
+) -> SwarmView:
+    """Summarise the records of one run.
+
+    Args:
+        sightings: One per peer, in any order; stale ones and the own one included.
+        own_peer_id: This peer, left out of the view.
+        fingerprint: Peers with another one train something else and are left out.
+        max_age: A peer whose record has not changed for longer counts as gone.
+    """
+    return SwarmView(
+        tuple(
+            sorted(
+                (
+                    sighting.record
+                    for sighting in sightings
+                    if sighting.age <= max_age
+                    and sighting.record.peer_id != own_peer_id
+                    and sighting.record.fingerprint == fingerprint
+                    and sighting.record.state != "leaving"
+                ),
+                key=lambda record: record.peer_id,
+            )
+        )
+    )
+
+
+def foreign_terms(
+    sightings: Iterable[Sighting], *, own_peer_id: str, terms: dict[str, str], max_age: Seconds
+) -> dict[str, tuple[str, str]]:
+    """Return the settings in which the live swarm differs from this peer.
+
+    Args:
+        sightings: All records of the run.
+        own_peer_id: This peer, which does not count.
+        terms: This peer's settings.
+        max_age: Older records do not count.
+
+    Returns:
+        For each differing setting its value here and its value in the swarm; empty when
+        some live peer has the same settings, or when there is no live peer.
+    """
+    live = [
+        sighting.record
+        for sighting in sightings
+        if sighting.age <= max_age
+        and sighting.record.peer_id != own_peer_id
+        and sighting.record.state != "leaving"
+    ]
+    if not live or any(record.terms == terms for record in live):
+        return {}
+    theirs = live[0].terms
+    return {
+        name: (terms.get(name, "(unset)"), theirs.get(name, "(unset)"))
+        for name in sorted(terms.keys() | theirs.keys())
+        if terms.get(name) != theirs.get(name)
+    }

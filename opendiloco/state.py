@@ -1,0 +1,112 @@
+"""The state that all peers share: anchors, momenta, and their digests."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+
+from opendiloco.tensors import Layout, TensorSet
+from opendiloco.units import OuterStep
+
+SLICE_ELEMENTS = 1 << 20
+"""Elements of a slice, the unit of transfer and repair (4 MiB of float32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentState:
+    """Anchor and outer momentum of one fragment.
+
+    Attributes:
+        anchor: Parameters at the last committed outer step, flat float32 on CPU.
+        momentum: Nesterov buffer, same shape; zeros before the first update.
+    """
+
+    anchor: torch.Tensor
+    momentum: torch.Tensor
+
+
+@dataclass(frozen=True)
+class OuterState:
+    """The outer state right after a committed outer step.
+
+    States are replaced, never changed: a thread can serve one while training computes
+    the next, so a joining peer never receives half of each.
+
+    Attributes:
+        outer_step: Number of outer updates contained in the anchors.
+        num_tokens: Tokens the whole swarm has trained on so far.
+        fragments: One state per fragment of the layout.
+    """
+
+    outer_step: OuterStep
+    num_tokens: int
+    fragments: tuple[FragmentState, ...]
+
+    @classmethod
+    def initial(cls, layout: Layout, parameters: TensorSet) -> "OuterState":
+        """Return the state of outer step 0 with ``parameters`` as anchor.
+
+        Args:
+            layout: Which tensor lies where.
+            parameters: The freshly initialised model, any device; copied to float32 CPU.
+        """
+        anchors = [layout.flatten(fragment, parameters) for fragment in range(layout.num_fragments)]
+        return cls(
+            outer_step=OuterStep(0),
+            num_tokens=0,
+            fragments=tuple(FragmentState(a, torch.zeros_like(a)) for a in anchors),
+        )
+
+    @cached_property
+    def slices(self) -> tuple[torch.Tensor, ...]:
+        """The state's content as float32 views: anchor then momentum of each fragment."""
+        return tuple(
+            piece
+            for fragment in self.fragments
+            for vector in (fragment.anchor, fragment.momentum)
+            for piece in torch.split(vector, SLICE_ELEMENTS)
+        )
+
+    @cached_property
+    def slice_digests(self) -> tuple[bytes, ...]:
+        """SHA-256 of every slice's bytes."""
+        return tuple(hashlib.sha256(slice_bytes(piece)).digest() for piece in self.slices)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over outer step, tokens and slice digests, hex; equal means identical."""
+        return state_digest(self.outer_step, self.num_tokens, self.slice_digests)
+
+    def parameters(self, layout: Layout) -> dict[str, torch.Tensor]:
+        """Return the anchors as named tensors, views not copies."""
+        named: dict[str, torch.Tensor] = {}
+        for index, fragment in enumerate(self.fragments):
+            named.update(layout.views(index, fragment.anchor))
+        return named
+
+
+def state_digest(outer_step: int, num_tokens: int, slice_digests: Sequence[bytes]) -> str:
+    """Return the digest of a state of which only the slices' digests are known, hex."""
+    whole = hashlib.sha256(f"{outer_step} {num_tokens} {len(slice_digests)}\n".encode())
+    for digest in slice_digests:
+        whole.update(digest)
+    return whole.hexdigest()
+
+
+def slice_bytes(piece: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous float32 CPU tensor without copying them."""
+    return memoryview(cast("Any", piece.numpy())).cast("B")
+
+
+def empty_state(layout: Layout, outer_step: OuterStep, num_tokens: int) -> OuterState:
+    """Return a state of the right shape with undefined content, to be filled by slices."""
+    return OuterState(
+        outer_step=outer_step,
+        num_tokens=num_tokens,
+        fragments=tuple(
+            FragmentState(torch.empty(size), torch.empty(size)) for size in layout.fragment_sizes
+        ),
+    )

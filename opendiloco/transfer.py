@@ -1,0 +1,280 @@
+"""Serves the outer state to other peers and downloads it from them, by verified slices."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import uvloop
+from hivemind import DHT, PeerID
+from hivemind.p2p import P2P
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from opendiloco.errors import StateUnavailableError, SwarmLostError
+from opendiloco.outer import is_finite
+from opendiloco.progress.records import PeerRecord
+from opendiloco.state import OuterState, empty_state, slice_bytes, state_digest
+from opendiloco.tensors import Layout
+from opendiloco.units import OuterStep, Seconds
+
+_STALL = Seconds(15.0)  # a peer that moves no slice for longer is given up
+_MAX_MESSAGE_BYTES = 16 << 20
+_MAX_TRANSFERS = 4  # more joiners than this wait for their turn
+
+T = TypeVar("T")
+
+
+class _Manifest(BaseModel):
+    """What a donor offers; the slices follow in the order in which they are asked for."""
+
+    model_config = ConfigDict(strict=True)
+
+    outer_step: Annotated[int, Field(ge=0, le=2**60)]
+    num_tokens: Annotated[int, Field(ge=0, le=2**60)]
+    slice_digests: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A state that was fetched from peers.
+
+    Attributes:
+        state: Complete, its digest checked.
+        donor: Peer id of the peer that gave the last slice.
+        num_bytes: Payload received for it.
+        duration: Wall time.
+    """
+
+    state: OuterState
+    donor: str
+    num_bytes: int
+    duration: Seconds
+
+
+class _DonorError(Exception):
+    """This donor is of no use; the message says why."""
+
+
+class StateExchange:
+    """Serves the latest state and fetches others', in a thread of its own.
+
+    States are immutable: transfers under way keep the one they began with while training
+    goes on. Nothing is served before the first :meth:`publish`.
+    """
+
+    def __init__(self, dht: DHT, layout: Layout, *, run_key: str) -> None:
+        self._dht = dht
+        self._layout = layout
+        self._protocol = f"opendiloco/{run_key}/state/1"
+        self._state: OuterState | None = None
+        self._loop = uvloop.new_event_loop()
+        self._turns = asyncio.Semaphore(_MAX_TRANSFERS)
+        self._p2p: P2P | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, name="state", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer other peers."""
+        self._thread.start()
+        self._call(self._listen(), timeout=Seconds(30.0))
+
+    def publish(self, state: OuterState) -> None:
+        """Serve this state from now on."""
+        self._state = state
+
+    def fetch(
+        self, donors: Sequence[PeerRecord], *, at_least: OuterStep, timeout: Seconds
+    ) -> Download:
+        """Download the state of the first donor that gives one that checks out.
+
+        When a donor dies or stalls, the next one that has the same state goes on where it
+        stopped.
+
+        Args:
+            donors: Best first.
+            at_least: Oldest outer step worth having.
+            timeout: For all donors together.
+
+        Raises:
+            StateUnavailableError: If no donor gave such a state in time.
+        """
+        if not donors:
+            raise StateUnavailableError("no peer offers a state")
+        deadline = time.monotonic() + timeout
+        return self._call(self._fetch(donors, at_least, deadline), timeout=Seconds(timeout + 5.0))
+
+    def close(self) -> None:
+        """Stop serving and end the thread."""
+        if not self._thread.is_alive():
+            return
+        with contextlib.suppress(SwarmLostError):
+            self._call(self._hang_up(), timeout=Seconds(3.0))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=3.0)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _call(self, work: Coroutine[Any, Any, T], *, timeout: Seconds) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()
+            raise SwarmLostError("the p2p daemon does not answer; start this peer again") from None
+
+    async def _listen(self) -> None:
+        self._p2p = await self._dht.replicate_p2p()
+        await self._p2p.add_binary_stream_handler(self._protocol, self._serve)
+
+    async def _hang_up(self) -> None:
+        """End the transfers under way and what listens for new ones."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._p2p is not None:
+            await self._p2p.shutdown()
+
+    async def _serve(
+        self, _info: object, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError, EOFError, ValueError):
+            async with self._turns:
+                state = self._state
+                if state is None:
+                    return
+                digests = [digest.hex() for digest in state.slice_digests]
+                manifest = _Manifest(
+                    outer_step=state.outer_step,
+                    num_tokens=state.num_tokens,
+                    slice_digests=digests,
+                )
+                await _send(writer, manifest.model_dump_json().encode())
+                wanted = json.loads(await _receive(reader))
+                for index in wanted:
+                    writer.write(slice_bytes(state.slices[int(index)]))
+                    await asyncio.wait_for(writer.drain(), _STALL)
+
+    async def _fetch(
+        self, donors: Sequence[PeerRecord], at_least: OuterStep, deadline: float
+    ) -> Download:
+        began_at = time.monotonic()
+        assembly: _Assembly | None = None
+        reasons = []
+        for donor in donors:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                reasons.append("out of time")
+                break
+            try:
+                async with asyncio.timeout(left):
+                    assembly = await self._fetch_from(donor, at_least, assembly)
+                state = assembly.finish()
+            except (_DonorError, OSError, EOFError, ValueError, TimeoutError) as error:
+                reasons.append(f"{donor.name or donor.peer_id[-6:]}: {str(error) or 'no answer'}")
+                continue
+            except Exception as error:  # noqa: BLE001 - the daemon's client raises its own kinds
+                reasons.append(f"{donor.name or donor.peer_id[-6:]}: {error}")
+                continue
+            return Download(
+                state, donor.peer_id, assembly.num_bytes, Seconds(time.monotonic() - began_at)
+            )
+        raise StateUnavailableError(f"no donor gave a usable state ({'; '.join(reasons)})")
+
+    async def _fetch_from(
+        self, donor: PeerRecord, at_least: OuterStep, assembly: "_Assembly | None"
+    ) -> "_Assembly":
+        if self._p2p is None:
+            raise _DonorError("not connected")
+        _, reader, writer = await asyncio.wait_for(
+            self._p2p.call_binary_stream_handler(PeerID.from_base58(donor.peer_id), self._protocol),
+            _STALL,
+        )
+        with contextlib.closing(writer):
+            try:
+                manifest = _Manifest.model_validate_json(await _receive(reader))
+            except ValidationError:
+                raise _DonorError("its answer makes no sense") from None
+            fresh = _Assembly.of(manifest, self._layout)
+            if manifest.outer_step < at_least:
+                raise _DonorError(f"it is only at outer step {manifest.outer_step}")
+            if manifest.outer_step == donor.outer_step and not fresh.digest.startswith(
+                donor.digest
+            ):
+                raise _DonorError("its state is not the one that it announced")
+            if assembly is None or assembly.digest != fresh.digest:
+                assembly = fresh
+            await _send(writer, json.dumps(assembly.missing()).encode())
+            await assembly.receive(reader)
+        return assembly
+
+
+class _Assembly:
+    """A state that is being put together from slices."""
+
+    def __init__(self, state: OuterState, digests: tuple[bytes, ...], digest: str) -> None:
+        self._state = state
+        self._digests = digests
+        self._have = [False] * len(digests)
+        self.digest = digest
+        self.num_bytes = 0
+
+    @classmethod
+    def of(cls, manifest: _Manifest, layout: Layout) -> "_Assembly":
+        """Return an empty one for what a donor offers.
+
+        Raises:
+            _DonorError: If it is not the state of a model of this layout.
+        """
+        state = empty_state(layout, OuterStep(manifest.outer_step), manifest.num_tokens)
+        digests = tuple(bytes.fromhex(digest) for digest in manifest.slice_digests)
+        if len(digests) != len(state.slices):
+            raise _DonorError("its state is of another model")
+        digest = state_digest(manifest.outer_step, manifest.num_tokens, digests)
+        return cls(state, digests, digest)
+
+    def missing(self) -> list[int]:
+        """Return the indices of the slices that are not there yet."""
+        return [index for index, have in enumerate(self._have) if not have]
+
+    async def receive(self, reader: asyncio.StreamReader) -> None:
+        """Read all missing slices, in order; what was read stays when it fails."""
+        for index in self.missing():
+            target = slice_bytes(self._state.slices[index])
+            content = await asyncio.wait_for(reader.readexactly(len(target)), _STALL)
+            self.num_bytes += len(content)
+            target[:] = content
+            if _sha256(content) != self._digests[index]:
+                raise _DonorError(f"slice {index} is damaged")
+            self._have[index] = True
+
+    def finish(self) -> OuterState:
+        """Return the complete state.
+
+        Raises:
+            _DonorError: If it holds values that are not finite.
+        """
+        if not all(is_finite(piece) for piece in self._state.slices):
+            raise _DonorError("its state has values that are not finite")
+        return self._state
+
+
+def _sha256(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+async def _send(writer: asyncio.StreamWriter, message: bytes) -> None:
+    writer.write(len(message).to_bytes(4, "big") + message)
+    await asyncio.wait_for(writer.drain(), _STALL)
+
+
+async def _receive(reader: asyncio.StreamReader) -> bytes:
+    """Read one message; raises ValueError if it claims to be absurdly long."""
+    size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), _STALL), "big")
+    if size > _MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {size} bytes was announced")
+    return await asyncio.wait_for(reader.readexactly(size), _STALL)
