@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import uvloop
-from hivemind import DHT, PeerID
-from hivemind.p2p import P2P
+from hivemind import DHT
+from hivemind.p2p import P2P, PeerID
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from opendiloco.errors import StateUnavailableError, SwarmLostError
@@ -46,7 +46,7 @@ class Download:
     Attributes:
         state: Complete, its digest checked.
         donor: Peer id of the peer that gave the last slice.
-        num_bytes: Payload received for it.
+        num_bytes: Payload received, what had to be thrown away included.
         duration: Wall time.
     """
 
@@ -128,7 +128,10 @@ class StateExchange:
 
     async def _listen(self) -> None:
         self._p2p = await self._dht.replicate_p2p()
-        await self._p2p.add_binary_stream_handler(self._protocol, self._serve)
+        await self._p2p.add_binary_stream_handler(
+            self._protocol,
+            lambda *stream: self.serve_stream(*stream),  # noqa: PLW0108 - tests replace it
+        )
 
     async def _hang_up(self) -> None:
         """End the transfers under way and what listens for new ones."""
@@ -139,9 +142,10 @@ class StateExchange:
         if self._p2p is not None:
             await self._p2p.shutdown()
 
-    async def _serve(
+    async def serve_stream(
         self, _info: object, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Answer one peer that wants the state."""
         with contextlib.closing(writer), contextlib.suppress(OSError, EOFError, ValueError):
             async with self._turns:
                 state = self._state
@@ -163,7 +167,7 @@ class StateExchange:
         self, donors: Sequence[PeerRecord], at_least: OuterStep, deadline: float
     ) -> Download:
         began_at = time.monotonic()
-        assembly: _Assembly | None = None
+        assemblies: dict[str, _Assembly] = {}  # by digest: what one donor gave stays
         reasons = []
         for donor in donors:
             left = deadline - time.monotonic()
@@ -172,22 +176,20 @@ class StateExchange:
                 break
             try:
                 async with asyncio.timeout(left):
-                    assembly = await self._fetch_from(donor, at_least, assembly)
-                state = assembly.finish()
+                    state = await self._fetch_from(donor, at_least, assemblies)
             except (_DonorError, OSError, EOFError, ValueError, TimeoutError) as error:
                 reasons.append(f"{donor.name or donor.peer_id[-6:]}: {str(error) or 'no answer'}")
                 continue
             except Exception as error:  # noqa: BLE001 - the daemon's client raises its own kinds
                 reasons.append(f"{donor.name or donor.peer_id[-6:]}: {error}")
                 continue
-            return Download(
-                state, donor.peer_id, assembly.num_bytes, Seconds(time.monotonic() - began_at)
-            )
+            num_bytes = sum(assembly.num_bytes for assembly in assemblies.values())
+            return Download(state, donor.peer_id, num_bytes, Seconds(time.monotonic() - began_at))
         raise StateUnavailableError(f"no donor gave a usable state ({'; '.join(reasons)})")
 
     async def _fetch_from(
-        self, donor: PeerRecord, at_least: OuterStep, assembly: "_Assembly | None"
-    ) -> "_Assembly":
+        self, donor: PeerRecord, at_least: OuterStep, assemblies: dict[str, "_Assembly"]
+    ) -> OuterState:
         if self._p2p is None:
             raise _DonorError("not connected")
         _, reader, writer = await asyncio.wait_for(
@@ -206,11 +208,10 @@ class StateExchange:
                 donor.digest
             ):
                 raise _DonorError("its state is not the one that it announced")
-            if assembly is None or assembly.digest != fresh.digest:
-                assembly = fresh
+            assembly = assemblies.setdefault(fresh.digest, fresh)
             await _send(writer, json.dumps(assembly.missing()).encode())
             await assembly.receive(reader)
-        return assembly
+        return assembly.finish()
 
 
 class _Assembly:

@@ -29,8 +29,12 @@ class SwarmView:
     peers: tuple[PeerRecord, ...] = ()
 
     def training_at(self, outer_step: OuterStep) -> tuple[PeerRecord, ...]:
-        """Return the peers that take inner steps from this outer step on."""
-        return self._in_state("training", outer_step)
+        """Return the peers that take inner steps from this outer step on.
+
+        At outer step 0 those that still join count, too: they start from the same seed.
+        """
+        joining = self._in_state("joining", outer_step) if outer_step == 0 else ()
+        return self._in_state("training", outer_step) + joining
 
     def ready_at(self, outer_step: OuterStep) -> tuple[PeerRecord, ...]:
         """Return the peers that have finished their inner steps and want to average."""

@@ -1,0 +1,307 @@
+"""The one place that starts the DHT: joining, retries, signed records, and a clean end."""
+
+import contextlib
+import logging
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import hivemind
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.utils import MPFuture
+from hivemind.utils.timed_storage import ValueWithExpiration
+
+from opendiloco.addresses import best_first, parse_multiaddr, peer_id_of
+from opendiloco.errors import ConfigError, JoinError, SwarmLostError
+from opendiloco.identity import Identity
+from opendiloco.p2pd import NetworkOptions, P2PDaemon
+from opendiloco.processes import remove_stale_sockets, tie_children_to_this_process
+from opendiloco.units import Seconds, UnixTime, now
+
+__all__ = ["MAX_VALUE_BYTES", "NetworkOptions", "Subkey", "SwarmDHT", "parse_multiaddr"]
+
+Subkey = bytes | str | None
+
+MAX_VALUE_BYTES = 4096
+"""hivemind: 1.1.12 sends requests to the DHT's process by a pipe that loses large ones."""
+
+_MAX_UNANSWERED = 8
+"""So many of the largest requests fit into that pipe, which blocks for ever when full."""
+
+_CALL_TIMEOUT = Seconds(10.0)
+_CONNECT_TIMEOUT = Seconds(10.0)
+_GRACE = Seconds(3.0)
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 15.0
+
+
+class SwarmDHT:
+    """This peer's seat in the DHT: p2pd, hivemind's DHT process, and how to talk to them.
+
+    The methods may be called from several threads, `start` and `close` from the main thread.
+
+    Attributes:
+        dht: hivemind's DHT, for averagers; close those before this.
+        peer_id: This peer, in base58.
+        owner_subkey: Records under this subkey are signed, and nobody else can write them.
+    """
+
+    def __init__(self, daemon: P2PDaemon, dht: hivemind.DHT, *, owner_subkey: bytes) -> None:
+        self.dht = dht
+        self.peer_id = ""
+        self.owner_subkey = owner_subkey
+        self._daemon = daemon
+        self._announced: list[str] = []
+        self._pipe_lock = threading.Lock()
+        self._unanswered: list[MPFuture] = []
+        self._closed = False
+
+    @classmethod
+    def start(
+        cls,
+        options: NetworkOptions,
+        identity: Identity,
+        *,
+        on_retry: Callable[[str], None],
+        binary: Path | None = None,
+    ) -> Self:
+        """Start p2pd and the DHT and join the swarm, again and again until it works.
+
+        Whatever ends it, an interrupt too, leaves no process and no file behind.
+
+        Args:
+            options: Where to listen and whom to join.
+            identity: Who this peer is.
+            on_retry: Takes one line about each attempt that failed.
+            binary: Another p2pd than hivemind's.
+
+        Raises:
+            ConfigError: If a setting is wrong or p2pd cannot run here.
+            JoinError: If no initial peer could be joined within `options.join_timeout`.
+            SwarmLostError: If p2pd or the DHT does not start.
+        """
+        peers = _initial_peers(options, identity)
+        tie_children_to_this_process()
+        _quieten_hivemind(debug=options.debug)
+        remove_stale_sockets(Path(tempfile.gettempdir()))
+        deadline = time.monotonic() + options.join_timeout
+        pause = _FIRST_PAUSE
+        while True:
+            left = Seconds(max(1.0, deadline - time.monotonic()))
+            try:
+                return cls._start_once(options, identity, peers, patience=left, binary=binary)
+            except JoinError as error:
+                wait = pause * random.uniform(0.75, 1.25)  # noqa: S311 - spreads peers in time
+                if time.monotonic() + wait >= deadline:
+                    raise JoinError(
+                        f"could not join the swarm within {options.join_timeout:g} s: {error}; "
+                        "check --initial-peers and that one of them runs and can be reached"
+                    ) from None
+                on_retry(f"{error}; trying again in {wait:.0f} s")
+            time.sleep(wait)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    @classmethod
+    def _start_once(
+        cls,
+        options: NetworkOptions,
+        identity: Identity,
+        peers: dict[str, list[str]],
+        *,
+        patience: Seconds,
+        binary: Path | None,
+    ) -> Self:
+        # A new p2pd each time: libp2p refuses for minutes to dial again where it failed before.
+        with contextlib.ExitStack() as undo:
+            daemon = P2PDaemon.start(options, identity, binary=binary)
+            undo.callback(daemon.stop)
+            reached = _reach(daemon, peers, timeout=Seconds(min(patience, _CONNECT_TIMEOUT)))
+            validator = RSASignatureValidator(identity.private_key)
+            dht = hivemind.DHT(
+                initial_peers=[f"/p2p/{peer_id}" for peer_id in reached],
+                start=True,
+                await_ready=False,
+                p2p=daemon,
+                client_mode=options.client_mode,
+                record_validators=[validator],
+            )
+            undo.callback(_stop_dht, dht)
+            _wait_until_ready(dht, reached, timeout=options.startup_timeout)
+            undo.pop_all()
+        seat = cls(daemon, dht, owner_subkey=validator.local_public_key)
+        seat.peer_id = identity.peer_id
+        seat._announced = options.announced_addresses()
+        return seat
+
+    def addresses(self) -> list[str]:
+        """Return the multiaddresses that lead to this peer, the most useful one first.
+
+        Raises:
+            SwarmLostError: If p2pd does not answer.
+        """
+        ranked = best_first(self._daemon.addresses(), announced=self._announced)
+        return [f"{address}/p2p/{self.peer_id}" for address in ranked]
+
+    def store(self, key: str, subkey: Subkey, value: bytes, *, ttl: Seconds) -> bool:
+        """Publish a value until `ttl` from now.
+
+        Args:
+            key: What others look for.
+            subkey: Whose part of the key's dictionary to write; None for a key with one value.
+            value: At most `MAX_VALUE_BYTES`.
+            ttl: How long the DHT keeps it.
+
+        Returns:
+            Whether the DHT took it: not, if nobody answered in time or holds a newer one.
+
+        Raises:
+            ValueError: If the value is too large.
+        """
+        if len(value) > MAX_VALUE_BYTES:
+            raise ValueError(f"a value of {len(value)} bytes; the DHT takes {MAX_VALUE_BYTES}")
+        expires_at = now() + ttl
+        answer = self._call(
+            lambda: self.dht.store(key, value, expires_at, subkey=subkey, return_future=True)
+        )
+        return answer is True
+
+    def get(self, key: str) -> dict[Subkey, tuple[object, UnixTime]]:
+        """Return the newest values under a key, with the instants at which they expire.
+
+        Anybody may have written them, anything they like, unless the subkey is an owner's.
+
+        Returns:
+            By subkey; the subkey None for a key with one value. Empty if there is nothing, or
+            nobody answered in time.
+        """
+        found = self._call(lambda: self.dht.get(key, latest=True, return_future=True))
+        if not isinstance(found, ValueWithExpiration):
+            return {}
+        if not isinstance(found.value, dict):
+            return {None: (found.value, UnixTime(found.expiration_time))}
+        return {
+            subkey: (entry.value, UnixTime(entry.expiration_time))
+            for subkey, entry in found.value.items()
+        }
+
+    def check(self) -> None:
+        """Ask p2pd and the DHT's process whether they are there; takes up to 20 s if not.
+
+        Raises:
+            SwarmLostError: If one of them has ended or does not answer.
+        """
+        if not self._daemon.alive:
+            raise SwarmLostError(f"p2pd has ended ({self._daemon.last_line}); start again")
+        self._daemon.addresses(timeout=_CALL_TIMEOUT)
+        if not self.dht.is_alive():
+            raise SwarmLostError("the DHT's process has ended; start again")
+        if self._call(lambda: self.dht.run_coroutine(_answer, return_future=True)) is not True:
+            raise SwarmLostError("the DHT's process does not answer; start again")
+
+    def close(self) -> None:
+        """End the DHT and p2pd within seconds; harmless when done twice."""
+        if self._closed:
+            return
+        self._closed = True
+        _stop_dht(self.dht)
+        self._daemon.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _call(self, send: Callable[[], MPFuture]) -> object:
+        """Send a request to the DHT's process; return its answer, None if it fails or is late."""
+        with self._pipe_lock:
+            self._unanswered = [future for future in self._unanswered if not future.done()]
+            if self._closed or len(self._unanswered) >= _MAX_UNANSWERED or not self.dht.is_alive():
+                return None
+            future = send()
+            self._unanswered.append(future)
+        try:
+            return future.result(_CALL_TIMEOUT)
+        except Exception as error:  # noqa: BLE001 - whatever the DHT's process raised comes here
+            logging.getLogger(__name__).debug("the DHT did not do it: %r", error)
+            return None
+
+
+async def _answer(_dht: hivemind.DHT, _node: object) -> bool:
+    """Run inside the DHT's process, to show that it does run."""
+    return True
+
+
+def _initial_peers(options: NetworkOptions, identity: Identity) -> dict[str, list[str]]:
+    """Return the checked initial peers: for each peer id its addresses."""
+    peers: dict[str, list[str]] = {}
+    for text in options.initial_peers:
+        address = parse_multiaddr(text)
+        peer_id = peer_id_of(address)
+        if peer_id == identity.peer_id:
+            raise ConfigError(
+                f"--initial-peers: {address} is this peer itself; leave it out, or if it is "
+                f"another machine, move the copied identity file {identity.path} away"
+            )
+        peers.setdefault(peer_id, []).append(address)
+    return peers
+
+
+def _reach(daemon: P2PDaemon, peers: dict[str, list[str]], *, timeout: Seconds) -> list[str]:
+    """Connect to the initial peers; return the ids of those that could be reached."""
+    outcomes = daemon.connect(peers, timeout=timeout) if peers else {}
+    reached = [peer_id for peer_id, failure in outcomes.items() if failure is None]
+    if peers and not reached:
+        raise JoinError(
+            "; ".join(f"{peers[peer_id][0]}: {failure}" for peer_id, failure in outcomes.items())
+        )
+    return reached
+
+
+def _wait_until_ready(dht: hivemind.DHT, reached: Sequence[str], *, timeout: Seconds) -> None:
+    try:
+        dht.wait_until_ready(timeout)
+    except TimeoutError:
+        raise SwarmLostError(
+            f"the DHT was not ready within {timeout:g} s; this machine may be overloaded"
+        ) from None
+    except Exception as error:
+        if not reached:
+            raise SwarmLostError(f"the DHT did not start: {error}") from error
+        raise JoinError(f"{', '.join(reached)}: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    text = str(error)
+    if "local time" in text:
+        return "its clock and this machine's differ by more than 3 s; set the clock (NTP)"
+    if "responded to a ping" in text:
+        return "reached, but its DHT does not answer"
+    return text.splitlines()[0] if text else repr(error)
+
+
+def _stop_dht(dht: hivemind.DHT) -> None:
+    """End the DHT's process: politely, then with SIGTERM, then with SIGKILL."""
+    with contextlib.suppress(OSError):
+        dht.shutdown()
+    if dht.is_alive():
+        dht.join(_GRACE)
+        dht.kill()
+    dht.join(_GRACE)
+
+
+def _quieten_hivemind(*, debug: bool) -> None:
+    """Leave the terminal to us: hivemind reports expected losses of peers as warnings."""
+    if not debug and "HIVEMIND_LOGLEVEL" not in os.environ:
+        logging.getLogger("hivemind").setLevel(logging.ERROR)
