@@ -1,20 +1,20 @@
-"""Settings of a command: command line, environment, TOML file, defaults; and how it ends."""
+"""Settings of a command: command line over environment over TOML file over defaults."""
 
 import json
 import os
 import re
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
-from typing import TypeVar
+from pathlib import Path
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from opendiloco.errors import ConfigError, OpenDiLoCoError
+from opendiloco.command import run_command
+from opendiloco.errors import ConfigError
 from opendiloco.sources import (
     CONFIG_ENV,
-    DEBUG_ENV,
     Given,
     Setting,
     from_arguments,
@@ -24,9 +24,9 @@ from opendiloco.sources import (
     settings_of,
 )
 
-_YES = {"1", "true", "t", "yes", "y", "on"}
+__all__ = ["Settings", "UserPath", "load_settings", "run_command"]
+
 _MAX_SHOWN = 80  # characters of a wrong value in a message
-_INTERRUPTED = 130
 
 
 class Settings(BaseModel):
@@ -38,6 +38,16 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:  # ~somebody who does not exist
+        raise ValueError(f"{path}: {error}") from None
+
+
+UserPath = Annotated[Path, AfterValidator(_expanded)]
+"""A path in which `~` means a home folder."""
 
 T = TypeVar("T", bound=Settings)
 
@@ -86,53 +96,6 @@ def load_settings(
     return config
 
 
-def run_command(main: Callable[[Sequence[str]], int], argv: Sequence[str], *, prog: str) -> int:
-    """Call a command and return its exit code; what it raises becomes one line on stderr.
-
-    The traceback is shown as well when ``--debug`` is among the arguments or
-    ``OPENDILOCO_DEBUG`` is set.
-
-    Args:
-        main: The command; takes the arguments and returns the exit code.
-        argv: The arguments.
-        prog: The command's name, for messages.
-    """
-    try:
-        try:
-            return main(argv)
-        finally:
-            sys.stdout.flush()
-    except KeyboardInterrupt:  # before the command could handle it itself
-        return _INTERRUPTED
-    except OpenDiLoCoError as error:
-        _complain(f"{prog}: error: {error}", argv)
-        return error.exit_code
-    except Exception as error:  # noqa: BLE001 - the process ends here
-        if isinstance(error, BrokenPipeError) and _is_stdout_broken():
-            return 1
-        name = type(error).__name__
-        _complain(
-            f"{prog}: unexpected error: {name}: {error} (use --debug for the traceback)", argv
-        )
-        return 1
-
-
-def _complain(line: str, argv: Sequence[str]) -> None:
-    if "--debug" in argv or os.environ.get(DEBUG_ENV, "").lower() in _YES:
-        traceback.print_exc()
-    sys.stderr.write(" ".join(line.split()) + "\n")
-
-
-def _is_stdout_broken() -> bool:
-    """Return whether nobody reads stdout any more; if so, the interpreter's last flush is safe."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
-
-
 def _nested(given: Mapping[str, Given]) -> dict[str, object]:
     tree: dict[str, object] = {}
     for key, item in given.items():
@@ -160,7 +123,7 @@ def _explain(
         return f"{name}: {text}"
     if first["type"] == "missing":
         return f"{name}: it is missing and has no default"
-    text = re.sub(r"^\w+ should ", "must ", text).split(", unable to")[0]
+    text = re.sub(r"^\w+ should ", "must ", text).split(", unable ")[0]
     text = text.replace("greater than or equal to", "at least")
     text = text.replace("less than or equal to", "at most")
     return f"{name}: {text} (got {_shown(first['input'])})"
@@ -178,7 +141,7 @@ def _resolved(
     for key in settings:
         value = _value_of(config, key)
         source = given[key].source if key in given else "default"
-        if value is None:
+        if value is None or value == []:
             yield f"# {key} is not set  # {source}\n"
         else:
             yield f"{key} = {_toml(value)}  # {source}\n"

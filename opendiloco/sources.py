@@ -14,11 +14,11 @@ from typing import Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from opendiloco.command import DEBUG_ENV
 from opendiloco.errors import ConfigError
 
 ENV_PREFIX = "OPENDILOCO_"
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
-DEBUG_ENV = f"{ENV_PREFIX}DEBUG"
 
 # Similarities of names, as difflib measures them.
 _SAME = 1.0
@@ -84,10 +84,14 @@ def settings_of(
     for name, info in cls.model_fields.items():
         nested = info.annotation
         if isinstance(nested, type) and issubclass(nested, BaseModel):
-            title = cleandoc(nested.__doc__ or name).splitlines()[0].rstrip(".")
-            yield from settings_of(nested, f"{prefix}{name}.", group=title)
+            title = _summary(nested) or name
+            yield from settings_of(nested, f"{prefix}{name}.", group=title.rstrip("."))
         else:
             yield Setting(prefix + name, info, group)
+
+
+def _summary(cls: type[BaseModel]) -> str:
+    return cleandoc(cls.__doc__ or "").partition("\n")[0]
 
 
 # ---- the command line
@@ -133,7 +137,7 @@ def _parser(
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=f"{prog} [--config FILE] [--SETTING VALUE ...]",
-        description=f"{cleandoc(cls.__doc__ or '').splitlines()[0]} "
+        description=f"{_summary(cls)} "
         "A setting is taken from the command line, else from the environment, else from the "
         "file of --config, else it has its default.".replace("%", "%%"),
         add_help=False,
@@ -158,8 +162,9 @@ def _parser(
 
 
 def _add_option(group: argparse._ArgumentGroup, setting: Setting) -> None:
-    default = setting.info.get_default(call_default_factory=True)
-    text = f"{setting.info.description} (default: {_plain(default)}) [{setting.env}]"
+    default = _plain(setting.info.get_default(call_default_factory=True))
+    default = "required" if setting.info.is_required() else f"default: {default}"
+    text = f"{setting.info.description} ({default}) [{setting.env}]"
     text = text.replace("%", "%%")
     if setting.info.annotation is bool:
         action = argparse.BooleanOptionalAction

@@ -1,5 +1,6 @@
 """The one subclass of hivemind's averager: rounds addressed by outer step and group size."""
 
+import contextlib
 import multiprocessing as mp
 import time
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from hivemind import DHT
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.group_info import GroupInfo
+from hivemind.p2p import P2PDaemonError
 from hivemind.utils import MPFuture
 from typing_extensions import override
 
@@ -54,6 +56,12 @@ class RoundAverager(DecentralizedAverager):
         matchmaking.target_group_size = group_size
         matchmaking.potential_leaders.target_group_size = group_size
         done.set_result(None)
+
+    @override
+    async def _shutdown(self, timeout: float | None) -> None:
+        # hivemind: raises in its own thread when p2pd is gone already (1.1.12).
+        with contextlib.suppress(OSError, P2PDaemonError):
+            await super()._shutdown(timeout)
 
     @override
     async def _run_allreduce_inplace_(
