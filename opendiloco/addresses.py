@@ -12,7 +12,8 @@ from opendiloco.errors import ConfigError
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 _HOST_KINDS = ("ip4", "ip6", "dns", "dns4", "dns6")
-_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_LABEL = r"(?!..--)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _MULTIHASHES = (b"\x12\x20", b"\x00\x24", b"\x00\x25")
 """SHA-256 of an RSA key, and the two short kinds of key that are their own peer id."""
 

@@ -23,6 +23,7 @@ from opendiloco.identity import Identity
 from opendiloco.p2pd import NetworkOptions, P2PDaemon
 from opendiloco.processes import remove_stale_sockets, tie_children_to_this_process
 from opendiloco.units import Seconds, UnixTime, now
+from opendiloco.validators import ReadableValues
 
 __all__ = ["MAX_VALUE_BYTES", "NetworkOptions", "Subkey", "SwarmDHT", "parse_multiaddr"]
 
@@ -129,7 +130,7 @@ class SwarmDHT:
                 await_ready=False,
                 p2p=daemon,
                 client_mode=options.client_mode,
-                record_validators=[validator],
+                record_validators=[validator, ReadableValues()],
             )
             undo.callback(_stop_dht, dht)
             _wait_until_ready(dht, reached, timeout=options.startup_timeout)
@@ -196,11 +197,10 @@ class SwarmDHT:
         Raises:
             SwarmLostError: If one of them has ended or does not answer.
         """
-        if not self._daemon.alive:
-            raise SwarmLostError(f"p2pd has ended ({self._daemon.last_line}); start again")
-        self._daemon.addresses(timeout=_CALL_TIMEOUT)
+        # In this order: p2pd ends by itself when the processes that use it have.
         if not self.dht.is_alive():
             raise SwarmLostError("the DHT's process has ended; start again")
+        self._daemon.check(timeout=_CALL_TIMEOUT)
         if self._call(lambda: self.dht.run_coroutine(_answer, return_future=True)) is not True:
             raise SwarmLostError("the DHT's process does not answer; start again")
 

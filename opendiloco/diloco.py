@@ -212,9 +212,12 @@ class DiLoCo:
     def align(self, inner_step: int) -> None:
         """Take the position of peers that are further in the span, to be ready with them.
 
-        The tokens that count are still only those that this peer trained on.
+        The tokens that count are still only those that this peer trained on. Where the
+        others wait at the end of their span already, one inner step is left to take.
         """
-        self._inner_step = inner_step % self._schedule.steps_per_round
+        steps = self._schedule.steps_per_round
+        at_the_end = inner_step > 0 and inner_step % steps == 0
+        self._inner_step = steps - 1 if at_the_end else inner_step % steps
 
     def _commit(self, export: _Export, result: RoundResult) -> None:
         assert result.average is not None  # noqa: S101 - a committed round has an average

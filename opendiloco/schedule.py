@@ -119,11 +119,11 @@ class RoundPolicy:
         """
         if view.ahead_of(outer_step):
             return Readiness.BEHIND, 1
-        ready, training = view.ready_at(outer_step), view.training_at(outer_step)
-        if not ready and not training:
+        ready, coming = view.ready_at(outer_step), view.coming_to(outer_step)
+        if not ready and not coming:
             return Readiness.ALONE, 1
-        if training and waited < self.wait:
-            return Readiness.WAIT, 1 + len(ready) + len(training)
+        if coming and waited < self.wait:
+            return Readiness.WAIT, 1 + len(ready) + len(coming)
         if not ready:
             return Readiness.ALONE, 1
         return Readiness.SEARCH, 1 + len(ready)

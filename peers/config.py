@@ -11,17 +11,21 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from opendiloco.addresses import complete_announced, parse_multiaddr
 from opendiloco.errors import ConfigError
-from opendiloco.settings import Settings
+from opendiloco.settings import Settings, UserPath
+
+__all__ = [
+    "AveragingConfig",
+    "DataConfig",
+    "DiLoCoConfig",
+    "InnerConfig",
+    "ModelConfig",
+    "NetworkConfig",
+    "PeerConfig",
+    "UserPath",
+]
 
 _MAX_NAME = 40  # characters; a progress record has room for no more
 _DAY_S = 86400.0
-
-
-def _expanded(path: Path) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError as error:  # ~somebody who does not exist
-        raise ValueError(f"{path}: {error}") from None
 
 
 def _plain_only(supported: int) -> Callable[[int], int]:
@@ -42,7 +46,6 @@ def _unnamed(option: str) -> Iterator[None]:
         raise ValueError(str(error).removeprefix(f"{option}: ")) from None
 
 
-UserPath = Annotated[Path, AfterValidator(_expanded)]
 Timeout = Annotated[float, Field(gt=0, le=_DAY_S)]
 
 

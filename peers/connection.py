@@ -8,7 +8,7 @@ from opendiloco import __version__
 from opendiloco.averaging.swarm import AveragingOptions, HivemindAverager
 from opendiloco.dht import NetworkOptions, SwarmDHT
 from opendiloco.events import EventLog
-from opendiloco.identity import load_or_create_identity
+from opendiloco.identity import Identity
 from opendiloco.progress.records import PROTOCOL_VERSION, PeerRecord
 from opendiloco.progress.tracker import ProgressTracker
 from opendiloco.tensors import Layout
@@ -28,6 +28,7 @@ class Connection:
 
     Attributes:
         peer_id: libp2p identity of this peer.
+        terms: The settings that all peers of the run must share.
         dht: Where records are kept.
         averager: Averages with the others.
         tracker: Publishes this peer's record and knows the others'.
@@ -35,25 +36,32 @@ class Connection:
     """
 
     def __init__(
-        self, config: PeerConfig, layout: Layout, *, log: EventLog, leaving: Leaving, tokenizer: str
+        self,
+        config: PeerConfig,
+        layout: Layout,
+        identity: Identity,
+        *,
+        terms: dict[str, str],
+        log: EventLog,
+        leaving: Leaving,
     ) -> None:
         """Connect.
 
         Args:
             config: The peer's settings.
             layout: Where the model's parameters lie.
+            identity: Who this peer is.
+            terms: The settings that all peers of the run must share.
             log: Receives what happens.
             leaving: Ends every wait early.
-            tokenizer: Digest of the tokenizer.
 
         Raises:
-            ConfigError: If the identity file, the port or shared memory cannot be used.
+            ConfigError: If the port or shared memory cannot be used.
             JoinError: If none of the initial peers can be reached in time.
         """
-        self.terms = shared_terms(config, layout, tokenizer=tokenizer)
-        fingerprint = _fingerprint(self.terms)
+        self.terms = terms
+        fingerprint = _fingerprint(terms)
         run_key = f"{config.run_id}-{fingerprint}"
-        identity = load_or_create_identity(config.identity_path)
         with ExitStack() as stack:
             self.dht = stack.enter_context(
                 SwarmDHT.start(
@@ -69,7 +77,7 @@ class Connection:
                     peer_id=self.peer_id,
                     name=config.name or self.peer_id[-6:],
                     fingerprint=fingerprint,
-                    terms=self.terms,
+                    terms=terms,
                     client_mode=config.network.client_mode,
                     version=__version__,
                 ),
@@ -113,13 +121,13 @@ class Connection:
         self._stack.close()
 
 
-def shared_terms(config: PeerConfig, layout: Layout, *, tokenizer: str) -> dict[str, str]:
+def shared_terms(config: PeerConfig, layout: Layout, *, tokenizer_digest: str) -> dict[str, str]:
     """Return the settings that all peers of a run must share, by the name of their option."""
     diloco, inner = config.diloco, config.inner
     return {
         "protocol": str(PROTOCOL_VERSION),
         "model": layout.digest[:16],
-        "data.tokenizer": tokenizer[:16],
+        "data.tokenizer": tokenizer_digest[:16],
         "data.seq-len": str(config.data.seq_len),
         "inner.lr": repr(inner.lr),
         "inner.min-lr-ratio": repr(inner.min_lr_ratio),

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 from opendiloco.units import Seconds
-from peers.config import InnerConfig
 from peers.batches import Batches
+from peers.config import InnerConfig
 from peers.parallel import Replica
 
 
@@ -88,6 +88,7 @@ class InnerTrainer:
         self._log_every = log_every
         self._on_log = on_log
         self._position = 0
+        self._since_log = _Meter()
         self._optimizer = self._new_optimizer()
 
     def run(self, num_steps: int, *, first_step: int, until: threading.Event) -> InnerReport:
@@ -99,18 +100,20 @@ class InnerTrainer:
             until: Once set, the step under way is finished and no other begun.
         """
         self._replica.model.train()
-        spans = _Meter(), _Meter()  # the whole call, and since the last log
+        whole = _Meter().resume()
+        self._since_log.resume()
         for step in range(first_step, first_step + num_steps):
             if until.is_set():
-                return spans[0].report(stopped=True)
+                return whole.report(stopped=True)
             lr = learning_rate(self._config, step)
             loss, grad_norm = self._step(lr)
-            for meter in spans:
+            for meter in (whole, self._since_log):
                 meter.add(loss, grad_norm, lr, self._tokens_per_step)
             if (step + 1) % self._log_every == 0:
-                self._on_log(spans[1].report(), step + 1)
-                spans = spans[0], _Meter()
-        return spans[0].report()
+                self._on_log(self._since_log.report(), step + 1)
+                self._since_log = _Meter().resume()
+        self._since_log.pause()
+        return whole.report()
 
     def forget_momentum(self) -> None:
         """Start with a fresh optimizer state, after values that were not finite."""
@@ -167,7 +170,8 @@ class _Meter:
     """Sums over inner steps, kept on the device so that a GPU is not waited for."""
 
     def __init__(self) -> None:
-        self._began_at = time.monotonic()
+        self._seconds = 0.0
+        self._resumed_at: float | None = None
         self._losses: list[torch.Tensor] = []
         self._grad_norms: list[torch.Tensor] = []
         self._num_tokens = 0
@@ -179,15 +183,27 @@ class _Meter:
         self._lr = lr
         self._num_tokens += num_tokens
 
+    def pause(self) -> None:
+        if self._resumed_at is not None:
+            self._seconds += time.monotonic() - self._resumed_at
+            self._resumed_at = None
+
+    def resume(self) -> "_Meter":
+        if self._resumed_at is None:
+            self._resumed_at = time.monotonic()
+        return self
+
     def report(self, *, stopped: bool = False) -> InnerReport:
         """Return the sums; waits for the device."""
+        loss, grad_norm = _mean(self._losses), _mean(self._grad_norms)
+        self.pause()
         return InnerReport(
             num_steps=len(self._losses),
             num_tokens=self._num_tokens,
-            loss=_mean(self._losses),
-            grad_norm=_mean(self._grad_norms),
+            loss=loss,
+            grad_norm=grad_norm,
             lr=self._lr,
-            duration=Seconds(time.monotonic() - self._began_at),
+            duration=Seconds(self._seconds),
             stopped=stopped,
         )
 

@@ -8,25 +8,25 @@ from opendiloco.tensors import TensorSet
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device to train on.
+    """Return the device to train on, without touching it: hivemind must fork before CUDA starts.
 
     Args:
-        name: ``auto`` for the best one there is, or what ``torch.device`` takes.
+        name: ``auto`` for the best one there is, or cpu, cuda, cuda:N, mps.
 
     Raises:
         ConfigError: If this machine does not have it.
     """
+    num_gpus = torch.cuda.device_count()
+    has_mps = torch.backends.mps.is_available()
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"--device {name}: {reason}; use --device auto or cpu") from None
-    return device
+        return torch.device("cuda" if num_gpus else "mps" if has_mps else "cpu")
+    kind, _, index = name.partition(":")
+    if (kind == "cuda" and int(index or 0) >= num_gpus) or (kind == "mps" and not has_mps):
+        raise ConfigError(
+            f"--device {name}: not on this machine, which has {num_gpus} CUDA devices; "
+            "use --device auto or cpu"
+        )
+    return torch.device(name)
 
 
 class Replica:

@@ -117,9 +117,10 @@ class Seat:
 
     def note_inner(self, inner: InnerReport, swarm_step: int) -> None:
         """Log what the last inner steps did, and let the others know how far they are."""
-        steps_left = self.schedule.steps_per_round - inner.num_steps
+        inner_step = max(0, swarm_step - self.schedule.swarm_step(self._outer_step, 0))
+        steps_left = -inner_step % self.schedule.steps_per_round
         self._connection.tracker.note(
-            inner_step=max(0, swarm_step - self.schedule.swarm_step(self._outer_step, 0)),
+            inner_step=inner_step,
             tokens_per_second=inner.tokens_per_second,
             ready_in_s=max(0.0, steps_left * inner.duration / max(1, inner.num_steps)),
         )

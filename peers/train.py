@@ -1,15 +1,18 @@
 """The main loop of a peer."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from opendiloco.diloco import Verdict
 from opendiloco.events import EventLog
+from opendiloco.identity import load_or_create_identity
 from opendiloco.tensors import Layout
-from peers.config import PeerConfig
-from peers.connection import Connection
-from peers.console import print_event
+from opendiloco.units import Seconds
 from peers.batches import Batches
+from peers.config import PeerConfig
+from peers.connection import Connection, shared_terms
+from peers.console import print_event
 from peers.data import build_token_cache
 from peers.inner import InnerTrainer
 from peers.lifecycle import LeaveRequestedError, Leaving
@@ -17,6 +20,8 @@ from peers.model import build_model, load_model_config, parameter_shapes, save_m
 from peers.parallel import Replica, choose_device
 from peers.swarm import Seat
 from peers.tokenizer import load_tokenizer
+
+_TELL_EVERY = Seconds(5.0)
 
 
 def run_peer(config: PeerConfig) -> None:
@@ -39,7 +44,12 @@ def _run(config: PeerConfig, leaving: Leaving, stack: ExitStack) -> None:
     log = EventLog(config.out_dir / "events.jsonl", listener=print_event)
     stack.callback(log.close)
     tokenizer = load_tokenizer(config.data.tokenizer)
-    text = build_token_cache(config.data.sources, tokenizer, config.data.cache_dir)
+    text = build_token_cache(
+        config.data.sources,
+        tokenizer,
+        config.data.cache_dir,
+        on_progress=_tell_now_and_then(log, "tokenising the text"),
+    )
     model_config = load_model_config(
         config.model.preset,
         config.model.config,
@@ -47,22 +57,18 @@ def _run(config: PeerConfig, leaving: Leaving, stack: ExitStack) -> None:
         seq_len=config.data.seq_len,
     )
     layout = Layout.of(parameter_shapes(model_config), num_fragments=config.diloco.num_fragments)
-    connection = Connection(config, layout, log=log, leaving=leaving, tokenizer=tokenizer.digest)
+    identity = load_or_create_identity(config.identity_path, option="--network.identity")
+    batches = Batches(
+        text.tokens, seq_len=config.data.seq_len, seed=config.seed, peer_key=identity.peer_id
+    )
+    terms = shared_terms(config, layout, tokenizer_digest=tokenizer.digest)
+    connection = Connection(config, layout, identity, terms=terms, log=log, leaving=leaving)
     stack.callback(connection.close)
     seat = Seat(config, layout, connection, log=log)
     # Only now, after hivemind has forked, may CUDA and other threads come to life.
     replica = Replica(build_model(model_config, seed=config.seed), device)
     trainer = InnerTrainer(
-        replica,
-        Batches(
-            text.tokens,
-            seq_len=config.data.seq_len,
-            seed=config.seed,
-            peer_key=connection.peer_id,
-        ),
-        config.inner,
-        log_every=config.log_every,
-        on_log=seat.note_inner,
+        replica, batches, config.inner, log_every=config.log_every, on_log=seat.note_inner
     )
     replica.load(seat.join(replica.export))
     began_at = time.monotonic()
@@ -110,3 +116,19 @@ def train(
             if report.verdict is Verdict.DISCARDED:
                 trainer.forget_momentum()
     return computing
+
+
+def _tell_now_and_then(log: EventLog, what: str) -> Callable[[int, int], None]:
+    """Return a progress callback that logs the share done and the time left, every few seconds."""
+    began_at = told_at = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told_at
+        moment = time.monotonic()
+        if moment - told_at < _TELL_EVERY or not done:
+            return
+        told_at = moment
+        left = (moment - began_at) * (total - done) / done
+        log.emit("waiting", text=f"{what}: {done / total:.0%}, {left:.0f} s left")
+
+    return tell

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from typing_extensions import override
@@ -17,15 +17,17 @@ _RoundKey = tuple[OuterStep, int]
 
 @dataclass
 class _Round:
+    """Who has come, and what came of it; members take their contribution away at the end."""
+
     contributions: dict[int, tuple[torch.Tensor, RoundRequest]] = field(default_factory=dict)
-    average: torch.Tensor | None = None
+    result: RoundResult | None = None
 
 
 class LocalSwarm:
     """A meeting place for averagers of the same process.
 
-    ``fragment_sizes`` are numbers of elements. A round takes place when every open member has come, or when somebody has waited for
-    ``patience``; who comes later has missed it.
+    ``fragment_sizes`` are numbers of elements. A round takes place when every open member
+    has come, or when somebody has waited for ``patience``; who comes later has missed it.
     """
 
     def __init__(self, fragment_sizes: Sequence[int], *, patience: Seconds = Seconds(5.0)) -> None:
@@ -63,30 +65,30 @@ class LocalSwarm:
         key = (request.outer_step, request.fragment)
         with self._changed:
             this_round = self._rounds.setdefault(key, _Round())
-            if this_round.average is not None:
+            if this_round.result is not None:
                 return RoundResult(
                     RoundOutcome.FAILED, attempts=1, reason="the others have averaged without us"
                 )
             this_round.contributions[member] = (contribution, request)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_over(this_round), timeout=patience)
-            if this_round.average is None:
-                this_round.average = _weighted_mean(this_round)
+            if this_round.result is None:
+                this_round.result = _average(this_round)
                 self._changed.notify_all()
-            requests = [request for _, request in this_round.contributions.values()]
-            alone = len(requests) == 1
-            return RoundResult(
-                RoundOutcome.ALONE if alone else RoundOutcome.AVERAGED,
-                average=this_round.average.clone(),
-                num_peers=len(requests),
-                total_weight=sum(other.weight for other in requests),
-                num_tokens=sum(other.num_tokens for other in requests),
+            result = this_round.result
+            assert result.average is not None  # noqa: S101 - the last member takes it away
+            own = replace(
+                result,
+                average=result.average.clone(),
                 matchmaking=Seconds(time.monotonic() - came_at),
-                attempts=1,
             )
+            del this_round.contributions[member]
+            if not this_round.contributions:
+                this_round.result = replace(result, average=None)
+            return own
 
     def _is_over(self, this_round: _Round) -> bool:
-        return this_round.average is not None or self._members <= this_round.contributions.keys()
+        return this_round.result is not None or self._members <= this_round.contributions.keys()
 
 
 class LocalAverager(Averager):
@@ -118,11 +120,18 @@ class LocalAverager(Averager):
         return self._swarm.meet(self._member, request, contribution)
 
 
-def _weighted_mean(this_round: _Round) -> torch.Tensor:
+def _average(this_round: _Round) -> RoundResult:
     """Return the mean, summed in float64 in the members' order, as float32."""
     ordered = [this_round.contributions[member] for member in sorted(this_round.contributions)]
     total = sum(request.weight for _, request in ordered)
     mean = torch.zeros_like(ordered[0][0], dtype=torch.float64)
     for vector, request in ordered:
         mean.add_(vector.double(), alpha=request.weight / total)
-    return mean.float()
+    return RoundResult(
+        RoundOutcome.ALONE if len(ordered) == 1 else RoundOutcome.AVERAGED,
+        average=mean.float(),
+        num_peers=len(ordered),
+        total_weight=total,
+        num_tokens=sum(request.num_tokens for _, request in ordered),
+        attempts=1,
+    )

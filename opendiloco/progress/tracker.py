@@ -35,6 +35,7 @@ class ProgressTracker:
         self._record = record
         self._lock = threading.Condition()
         self._seen: dict[str, tuple[PeerRecord, float]] = {}
+        self._seen_at = time.monotonic()
         self._num_requested = 0
         self._num_done = 0
         self._closing = False
@@ -60,11 +61,14 @@ class ProgressTracker:
         self._wanted.set()
 
     def sightings(self) -> tuple[Sighting, ...]:
-        """Return every record of the run that was ever seen, with its age."""
-        moment = time.monotonic()
+        """Return every record of the run that was ever seen, with its age.
+
+        Nobody ages while this peer itself cannot read the DHT: that others cannot be seen
+        would not mean that they are gone.
+        """
         with self._lock:
             return tuple(
-                Sighting(record, Seconds(moment - changed_at))
+                Sighting(record, Seconds(self._seen_at - changed_at))
                 for record, changed_at in self._seen.values()
             )
 
@@ -122,6 +126,8 @@ class ProgressTracker:
     def _take_note(self, found: Mapping[Subkey, tuple[object, float]]) -> None:
         moment = time.monotonic()
         with self._lock:
+            if self._dht.owner_subkey in found:
+                self._seen_at = moment
             for owner, (value, _) in found.items():
                 record = decode_record(value)
                 # A record counts only when signed by the peer that it is about.

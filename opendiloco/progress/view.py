@@ -28,13 +28,15 @@ class SwarmView:
 
     peers: tuple[PeerRecord, ...] = ()
 
-    def training_at(self, outer_step: OuterStep) -> tuple[PeerRecord, ...]:
-        """Return the peers that take inner steps from this outer step on.
+    def coming_to(self, outer_step: OuterStep) -> tuple[PeerRecord, ...]:
+        """Return the peers that are on their way to the round after this outer step.
 
-        At outer step 0 those that still join count, too: they start from the same seed.
+        These are the peers that train from it; those still busy with the round that led to
+        it; and at outer step 0 those that join, because they start from the same seed.
         """
+        finishing = self._in_state("averaging", OuterStep(outer_step - 1))
         joining = self._in_state("joining", outer_step) if outer_step == 0 else ()
-        return self._in_state("training", outer_step) + joining
+        return self._in_state("training", outer_step) + finishing + joining
 
     def ready_at(self, outer_step: OuterStep) -> tuple[PeerRecord, ...]:
         """Return the peers that have finished their inner steps and want to average."""
