@@ -196,6 +196,8 @@ class DiLoCo:
             keep_local_work: Put ``local - old anchor`` on top of the new anchor, so that
                 the work counts in the next round; otherwise it is discarded.
         """
+        if self._export is not None:
+            raise RuntimeError("a round is in flight; finish it first")
         old = self._state.parameters(self._layout)
         parameters = state.parameters(self._layout)
         if keep_local_work:

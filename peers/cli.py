@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from opendiloco.settings import load_settings, run_command
-
 from peers.config import PeerConfig
 
 PROG = "opendiloco peer"

@@ -60,6 +60,7 @@ class Connection:
             JoinError: If none of the initial peers can be reached in time.
         """
         self.terms = terms
+        self.peer_id = identity.peer_id
         fingerprint = _fingerprint(terms)
         run_key = f"{config.run_id}-{fingerprint}"
         with ExitStack() as stack:
@@ -70,21 +71,7 @@ class Connection:
                     on_retry=lambda text: log.emit("waiting", text=text),
                 )
             )
-            self.peer_id = self.dht.peer_id
-            self.tracker = ProgressTracker(
-                self.dht,
-                PeerRecord(
-                    peer_id=self.peer_id,
-                    name=config.name or self.peer_id[-6:],
-                    fingerprint=fingerprint,
-                    terms=terms,
-                    client_mode=config.network.client_mode,
-                    version=__version__,
-                ),
-                run_id=config.run_id,
-                heartbeat=Seconds(config.network.heartbeat_s),
-                max_age=Seconds(config.network.peer_timeout_s),
-            )
+            self.tracker = self._make_tracker(config, fingerprint)
             self.averager = HivemindAverager(
                 self.dht.dht,
                 layout.fragment_sizes,
@@ -109,6 +96,23 @@ class Connection:
             fingerprint=fingerprint,
             version=__version__,
             addresses=" ".join(self.dht.addresses()),
+        )
+
+    def _make_tracker(self, config: PeerConfig, fingerprint: str) -> ProgressTracker:
+        record = PeerRecord(
+            peer_id=self.peer_id,
+            name=config.name or self.peer_id[-6:],
+            fingerprint=fingerprint,
+            terms=self.terms,
+            client_mode=config.network.client_mode,
+            version=__version__,
+        )
+        return ProgressTracker(
+            self.dht,
+            record,
+            run_id=config.run_id,
+            heartbeat=Seconds(config.network.heartbeat_s),
+            max_age=Seconds(config.network.peer_timeout_s),
         )
 
     def check(self) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 PROTOCOL_VERSION = 1
 """Peers of different versions do not see each other's records."""
@@ -12,8 +12,16 @@ MAX_RECORD_BYTES = 2048
 PeerState = Literal["joining", "training", "averaging", "leaving"]
 
 _Count = Annotated[int, Field(ge=0, le=2**60)]
-_Name = Annotated[str, Field(max_length=40)]
-_Term = Annotated[str, Field(max_length=64)]
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("not printable: it could disturb a terminal or a page")
+    return text
+
+
+_Name = Annotated[str, Field(max_length=40), AfterValidator(_printable)]
+_Term = Annotated[str, Field(max_length=64), AfterValidator(_printable)]
 _Rate = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 
 
@@ -39,7 +47,7 @@ class PeerRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
-    peer_id: Annotated[str, Field(max_length=128)]
+    peer_id: Annotated[str, Field(max_length=128), AfterValidator(_printable)]
     sequence: _Count = 0
     name: _Name = ""
     state: PeerState = "joining"
@@ -49,8 +57,8 @@ class PeerRecord(BaseModel):
     tokens_per_second: _Rate = 0.0
     ready_in_s: _Rate = 0.0
     loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    digest: Annotated[str, Field(max_length=16)] = ""
-    fingerprint: Annotated[str, Field(max_length=64)] = ""
+    digest: Annotated[str, Field(max_length=16), AfterValidator(_printable)] = ""
+    fingerprint: _Term = ""
     terms: Annotated[dict[_Name, _Term], Field(max_length=24)] = Field(default_factory=dict)
     client_mode: bool = False
     version: _Name = ""

@@ -50,10 +50,12 @@ class ProgressTracker:
         """Change fields of the own record; it is published with the next heartbeat.
 
         Raises:
-            pydantic.ValidationError: If a field or value is not one of a record's.
+            ValueError: If a field or value is not one of a record's, or it gets too large.
         """
         with self._lock:
-            self._record = PeerRecord.model_validate({**self._record.model_dump(), **changes})
+            record = PeerRecord.model_validate({**self._record.model_dump(), **changes})
+            record.encode()  # one that is too large must fail here, not in the thread
+            self._record = record
 
     def update(self, **changes: object) -> None:
         """Change fields of the own record and publish it now; see :meth:`note`."""

@@ -114,7 +114,7 @@ def foreign_terms(
         max_age: Older records do not count.
 
     Returns:
-        For each differing setting its value here and its value in the swarm; empty when
+        For each differing setting its value here and its value with most peers; empty when
         some live peer has the same settings, or when there is no live peer.
     """
     live = [
@@ -126,7 +126,8 @@ def foreign_terms(
     ]
     if not live or any(record.terms == terms for record in live):
         return {}
-    theirs = live[0].terms
+    fingerprints = [record.fingerprint for record in live]
+    theirs = max(live, key=lambda record: fingerprints.count(record.fingerprint)).terms
     return {
         name: (terms.get(name, "(unset)"), theirs.get(name, "(unset)"))
         for name in sorted(terms.keys() | theirs.keys())
