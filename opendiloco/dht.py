@@ -302,6 +302,6 @@ def _stop_dht(dht: hivemind.DHT) -> None:
 
 
 def _quieten_hivemind(*, debug: bool) -> None:
-    """Leave the terminal to us: hivemind reports expected losses of peers as warnings."""
+    """Leave the terminal to us: hivemind prints a traceback for every peer that is lost."""
     if not debug and "HIVEMIND_LOGLEVEL" not in os.environ:
-        logging.getLogger("hivemind").setLevel(logging.ERROR)
+        logging.getLogger("hivemind").setLevel(logging.CRITICAL)

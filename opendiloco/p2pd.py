@@ -140,6 +140,22 @@ class P2PDaemon:
         """Whether the process runs; it may still be frozen."""
         return self._process.poll() is None
 
+    def check(self, *, timeout: Seconds) -> None:
+        """Ask it something.
+
+        Raises:
+            SwarmLostError: If it has ended or does not answer.
+        """
+        try:
+            visible_addresses(self._socket_path, timeout=timeout)
+        except SwarmLostError:
+            # It hangs up a moment before it is seen to have ended.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+            if self.alive:
+                raise
+            raise SwarmLostError(f"p2pd has ended ({self.last_line}); start again") from None
+
     @property
     def pid(self) -> int:
         """The process id."""

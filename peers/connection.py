@@ -9,13 +9,13 @@ from opendiloco.averaging.swarm import AveragingOptions, HivemindAverager
 from opendiloco.dht import NetworkOptions, SwarmDHT
 from opendiloco.events import EventLog
 from opendiloco.identity import Identity
+from opendiloco.leaving import Leaving
 from opendiloco.progress.records import PROTOCOL_VERSION, PeerRecord
 from opendiloco.progress.tracker import ProgressTracker
 from opendiloco.tensors import Layout
 from opendiloco.transfer import StateExchange
 from opendiloco.units import Seconds
 from peers.config import PeerConfig
-from peers.lifecycle import Leaving
 
 _FINGERPRINT_DIGITS = 16
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from opendiloco.diloco import Verdict
 from opendiloco.events import EventLog
 from opendiloco.identity import load_or_create_identity
+from opendiloco.leaving import LeaveRequestedError, Leaving
 from opendiloco.tensors import Layout
 from opendiloco.units import Seconds
 from peers.batches import Batches
@@ -15,7 +16,6 @@ from peers.connection import Connection, shared_terms
 from peers.console import print_event
 from peers.data import build_token_cache
 from peers.inner import InnerTrainer
-from peers.lifecycle import LeaveRequestedError, Leaving
 from peers.model import build_model, load_model_config, parameter_shapes, save_model
 from peers.parallel import Replica, choose_device
 from peers.swarm import Seat
