@@ -10,7 +10,7 @@ from opendiloco.command import run_command
 from opendiloco.errors import ConfigError
 
 _COMMANDS = {
-    "demo": ("peers.demo", "see it work: a bootstrap and some peers on this machine"),
+    "demo": ("peers.demo.cli", "see it work: a bootstrap and some peers on this machine"),
     "bootstrap": ("bootstrap.cli", "a way in for peers: a node that never trains"),
     "peer": ("peers.cli", "join a swarm, or found one, and train"),
 }

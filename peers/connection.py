@@ -64,13 +64,7 @@ class Connection:
         fingerprint = _fingerprint(terms)
         run_key = f"{config.run_id}-{fingerprint}"
         with ExitStack() as stack:
-            self.dht = stack.enter_context(
-                SwarmDHT.start(
-                    _network_options(config),
-                    identity,
-                    on_retry=lambda text: log.emit("waiting", text=text),
-                )
-            )
+            self.dht = stack.enter_context(_start_dht(config, identity, log))
             self.tracker = self._make_tracker(config, fingerprint)
             self.averager = HivemindAverager(
                 self.dht.dht,
@@ -150,6 +144,14 @@ def shared_terms(config: PeerConfig, layout: Layout, *, tokenizer_digest: str) -
 def _fingerprint(terms: dict[str, str]) -> str:
     encoded = json.dumps(terms, sort_keys=True).encode()
     return hashlib.sha256(encoded).hexdigest()[:_FINGERPRINT_DIGITS]
+
+
+def _start_dht(config: PeerConfig, identity: Identity, log: EventLog) -> SwarmDHT:
+    return SwarmDHT.start(
+        _network_options(config),
+        identity,
+        on_retry=lambda text: log.emit("waiting", text=text),
+    )
 
 
 def _network_options(config: PeerConfig) -> NetworkOptions:

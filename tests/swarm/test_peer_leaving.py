@@ -71,9 +71,7 @@ def test_a_signal_while_joining_ends_the_peer(peers: Launcher, number: signal.Si
 
 def test_a_signal_while_waiting_for_a_slower_peer_ends_the_peer(peers: Launcher) -> None:
     fast = peers.start("fast", "--new-swarm", "--network.min-peers=2")
-    slow = peers.start(
-        "slow", "--network.min-peers=2", "--inner.batch-size=4096", joins=fast
-    )
+    slow = peers.start("slow", "--network.min-peers=2", "--inner.batch-size=4096", joins=fast)
     slow.wait_for("joined")
     fast.wait_for("inner", count=2)
     tree = fast.tree()

@@ -55,7 +55,9 @@ def test_two_peers_average_every_round_weighted_by_their_tokens(peers: Launcher)
 
 
 def test_a_joiner_takes_state_position_and_rate_from_the_swarm(peers: Launcher) -> None:
-    first = peers.start("first", "--new-swarm", "--diloco.inner-steps=40", "--diloco.outer-steps=30")
+    first = peers.start(
+        "first", "--new-swarm", "--diloco.inner-steps=40", "--diloco.outer-steps=30"
+    )
     first.wait_for("outer_step", count=3)
 
     joiner = peers.start(
