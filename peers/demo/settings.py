@@ -21,7 +21,7 @@ with warnings.catch_warnings():
         """See it work: a bootstrap and some peers train a small model on this machine."""
 
         peers: int = Field(default=3, ge=1, le=16, description="peers at the start")
-        outer_steps: int = Field(default=10, ge=1, le=10**4, description="outer steps to train")
+        outer_steps: int = Field(default=12, ge=1, le=10**4, description="outer steps to train")
         inner_steps: int = Field(
             default=10, ge=1, le=10**4, description="inner steps between two rounds"
         )
