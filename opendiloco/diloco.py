@@ -8,7 +8,7 @@ import torch
 
 from opendiloco.averaging.protocol import Averager, RoundOutcome, RoundRequest, RoundResult
 from opendiloco.errors import SwarmLostError
-from opendiloco.outer import NesterovConfig, is_finite, nesterov_step, pseudo_gradient_
+from opendiloco.outer import NesterovConfig, is_within_bounds, nesterov_step, pseudo_gradient_
 from opendiloco.schedule import OuterSchedule
 from opendiloco.state import OuterState
 from opendiloco.tensors import Layout, TensorSet
@@ -24,7 +24,7 @@ class Verdict(enum.Enum):
     COMMITTED = "committed"  # they are in the new anchor
     CARRIED = "carried"  # the round failed; they stay in the model and count in the next one
     REBASED = "rebased"  # the swarm had moved on; they were put on top of its anchor
-    DISCARDED = "discarded"  # they are gone: the swarm moved on, or they were not finite
+    DISCARDED = "discarded"  # they are gone: the swarm moved on, or they were absurd
 
 
 class Weighting(enum.Enum):
@@ -125,7 +125,8 @@ class DiLoCo:
 
         Returns:
             None when the round has begun. ``DISCARDED`` when the local parameters are not
-            finite and must not reach others: the caller goes back to the anchor.
+            finite or absurdly far away and must not reach others: the caller goes back to
+            the anchor.
 
         Raises:
             SchemaMismatchError: If ``local`` is not of this run's model.
@@ -136,7 +137,7 @@ class DiLoCo:
         fragment = self._schedule.fragment(self._state.outer_step)
         anchor = self._layout.views(fragment, self._state.fragments[fragment].anchor)
         mine = self._layout.pick(fragment, local)
-        if not all(is_finite(tensor) for tensor in mine.values()):
+        if not all(is_within_bounds(anchor[name], mine[name]) for name in mine):
             self._forget_local_work()
             return Verdict.DISCARDED
         if self._schedule.overlap_steps:

@@ -7,6 +7,11 @@ import torch
 from opendiloco.state import FragmentState
 
 
+LARGEST_CHANGE = 65504.0
+"""What float16 can hold. A parameter that inner steps moved by more is beyond repair, and on
+the wire it would be cut off silently."""
+
+
 @dataclass(frozen=True, slots=True)
 class NesterovConfig:
     """Hyperparameters of the outer optimizer.
@@ -72,6 +77,19 @@ def nesterov_step(
     anchor.mul_(config.lr)
     torch.sub(state.anchor, anchor, out=anchor)
     return FragmentState(anchor=anchor, momentum=momentum)
+
+
+def is_within_bounds(anchor: torch.Tensor, local: torch.Tensor) -> bool:
+    """Return whether ``anchor - local`` is finite and nowhere beyond :data:`LARGEST_CHANGE`.
+
+    Args:
+        anchor: Float32 on CPU.
+        local: Same shape; any floating dtype and device.
+    """
+    if anchor.numel() == 0:
+        return True
+    low, high = torch.aminmax(anchor - local.to("cpu", torch.float32))
+    return bool((low >= -LARGEST_CHANGE) & (high <= LARGEST_CHANGE))  # false for NaN
 
 
 def is_finite(values: torch.Tensor) -> bool:

@@ -1,6 +1,7 @@
 """Averaging with other machines, through hivemind's averager."""
 
 import math
+import multiprocessing
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -77,6 +78,9 @@ class HivemindAverager(Averager):
 
     Peers meet under a key made of the run, its fingerprint, the fragment and the outer
     step. Must be created in the main thread, before CUDA and other threads: hivemind forks.
+
+    Attributes:
+        step_under_way: hivemind's control of the latest exchange; None before the first.
     """
 
     def __init__(
@@ -126,6 +130,7 @@ class HivemindAverager(Averager):
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="round")
         self._pending: Future[RoundResult] | None = None
         self._closed = False
+        self.step_under_way: StepControl | None = None
 
     @override
     def begin(self, request: RoundRequest) -> Future[RoundResult]:
@@ -137,6 +142,11 @@ class HivemindAverager(Averager):
             raise RuntimeError("the previous round is not finished")
         self._pending = self._executor.submit(self._run, request)
         return self._pending
+
+    @property
+    def processes(self) -> tuple[multiprocessing.Process, ...]:
+        """The averagers' processes."""
+        return tuple(self._averagers)
 
     def check(self) -> None:
         """Raise :class:`SwarmLostError` if an averager's process is dead."""
@@ -267,6 +277,7 @@ class HivemindAverager(Averager):
             )
         except TimeoutError:
             raise SwarmLostError("the averager does not answer; start this peer again") from None
+        self.step_under_way = control
         self._await(control, timeout=Seconds(search + self._options.exchange + _ANSWER))
         try:
             gathered: Mapping[Any, Any] = control.result(timeout=0)

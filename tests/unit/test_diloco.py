@@ -106,8 +106,8 @@ def test_the_round_after_a_failed_one_covers_the_work_and_tokens_of_both_spans()
     np.testing.assert_array_equal(peer.contribution(), flat(model()) - flat(further))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_parameters_that_are_not_finite_are_never_sent(bad: float) -> None:
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e6, -7e4])
+def test_parameters_that_are_not_finite_or_absurd_are_never_sent(bad: float) -> None:
     peer = Peer()
     local = trained(model(), seed=1)
     local["layers.1.w"][2, 3] = bad
@@ -118,6 +118,14 @@ def test_parameters_that_are_not_finite_are_never_sent(bad: float) -> None:
     assert peer.averager.requests == []
     assert not peer.diloco.in_flight
     assert (peer.diloco.num_tokens, peer.diloco.inner_step) == (0, 0)
+
+
+def test_a_large_change_that_float16_can_hold_is_sent() -> None:
+    peer = Peer()
+    local = model()
+    local["layers.1.w"][2, 3] += 65000.0
+
+    assert peer.begin(local) is None
 
 
 def test_parameters_of_another_model_are_refused() -> None:

@@ -1,0 +1,103 @@
+"""What the code takes for granted of hivemind 1.1.12: an upgrade that changes it fails here."""
+
+import inspect
+import signal
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.key_manager import GroupKeyManager
+from hivemind.averaging.matchmaking import Matchmaking, PotentialLeaders
+from hivemind.averaging.partition import TensorPartContainer
+from hivemind.compression import Float16Compression, NoCompression
+
+from opendiloco.averaging.protocol import RoundOutcome, RoundRequest
+from opendiloco.averaging.swarm import CODECS
+from opendiloco.units import OuterStep, Seconds
+from tests.support.swarm import nodes
+
+pytestmark = pytest.mark.swarm
+
+
+@pytest.fixture(autouse=True)
+def own_sigint() -> Iterator[None]:
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+def test_the_version_is_the_one_whose_internals_are_used() -> None:
+    assert version("hivemind") == "1.1.12"
+
+
+def test_starting_an_averager_makes_this_process_ignore_sigint(tmp_path: Path) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with nodes(1, tmp_path, fragment_sizes=[10]):
+        after = signal.getsignal(signal.SIGINT)
+
+    assert after is signal.SIG_IGN
+
+
+def test_a_group_of_the_expected_size_starts_long_before_patience_ends(tmp_path: Path) -> None:
+    patience = 30.0
+
+    with nodes(2, tmp_path, fragment_sizes=[10], patience=patience) as made:
+        began_at = time.monotonic()
+        futures = []
+        for node in made:
+            assert node.averager is not None
+            node.tracker.update(state="averaging", outer_step=0)
+            request = RoundRequest(
+                OuterStep(0), 0, lambda out: out.fill_(1.0), 1.0, 1, Seconds(60.0)
+            )
+            futures.append(node.averager.begin(request))
+        ended = [future.result(timeout=60.0) for future in futures]
+        seconds = time.monotonic() - began_at
+
+    assert [result.outcome for result in ended] == [RoundOutcome.AVERAGED] * 2
+    assert seconds < patience / 2
+
+
+def test_the_attributes_that_address_a_round_exist() -> None:
+    names = inspect.getsource(Matchmaking.__init__)
+
+    assert "self.target_group_size" in names
+    assert "self.potential_leaders" in names
+    assert "self.group_key_manager" in names
+    assert "self.target_group_size" in inspect.getsource(PotentialLeaders.__init__)
+    assert "self.group_bits" in inspect.getsource(GroupKeyManager.__init__)
+    assert inspect.iscoroutinefunction(DecentralizedAverager._run_allreduce_inplace_)
+    assert inspect.iscoroutinefunction(DecentralizedAverager._shutdown)
+
+
+def test_a_failed_reducers_part_is_counted_and_keeps_the_local_values() -> None:
+    container = TensorPartContainer([torch.ones(500)] * 2, peer_fractions=(0.5, 0.5))
+
+    container.register_failed_reducer(1)
+
+    assert container.failed_size == 500
+    assert container.total_size == 1000
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_a_codec_takes_as_many_bytes_as_rounds_report(codec: str) -> None:
+    kind, bytes_per_element = CODECS[codec]
+    values = torch.linspace(-1, 1, 1000)
+
+    encoded = kind().compress(values, None)
+
+    assert kind in {NoCompression, Float16Compression}
+    assert len(encoded.buffer) == 1000 * bytes_per_element
+
+
+def test_fp16_clamps_silently_so_that_large_values_must_be_seen_before() -> None:
+    codec = Float16Compression()
+
+    restored = codec.extract(codec.compress(torch.tensor([1e6, -1e6]), None))
+
+    assert restored.tolist() == [65504.0, -65504.0]
