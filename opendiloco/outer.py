@@ -6,7 +6,6 @@ import torch
 
 from opendiloco.state import FragmentState
 
-
 LARGEST_CHANGE = 65504.0
 """What float16 can hold. A parameter that inner steps moved by more is beyond repair, and on
 the wire it would be cut off silently."""
