@@ -1,5 +1,6 @@
 """Tokens on disk: the text is tokenised once and memory-mapped from then on."""
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -192,14 +193,22 @@ def _write_tokens(
 
 
 def _move_into_place(temporary: Path, folder: Path) -> None:
-    if _open_cache(folder) is None:
-        shutil.rmtree(folder, ignore_errors=True)
-    try:
-        temporary.replace(folder)
-    except OSError:
-        # A folder in use cannot be replaced: another builder was faster, and its is as good.
-        if _open_cache(folder) is None:
-            raise
+    """Rename a finished cache, unless another builder was faster; a damaged one makes room."""
+    for last_try in (False, True):
+        try:
+            temporary.replace(folder)
+        except OSError:
+            if _open_cache(folder) is not None:
+                return  # of another builder, and as good as this one
+            if last_try or not folder.exists():
+                raise
+        else:
+            return
+        # Renamed, not deleted in place: meanwhile another builder may have put a whole one there.
+        aside = temporary.with_name(f"{temporary.name}-damaged")
+        with contextlib.suppress(FileNotFoundError):
+            folder.replace(aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _remove_stale(cache_dir: Path) -> None:
