@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import uvloop
 from hivemind import DHT
 from hivemind.p2p import P2P, PeerID
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from opendiloco.errors import StateUnavailableError, SwarmLostError
 from opendiloco.outer import is_finite
@@ -27,6 +27,8 @@ _MAX_MESSAGE_BYTES = 16 << 20
 _MAX_TRANSFERS = 4  # more joiners than this wait for their turn
 
 T = TypeVar("T")
+_Wanted = TypeAdapter(list[NonNegativeInt])
+"""The other half of the protocol: the indices of the slices that a peer asks for."""
 
 
 class _Manifest(BaseModel):
@@ -158,9 +160,11 @@ class StateExchange:
                     slice_digests=digests,
                 )
                 await _send(writer, manifest.model_dump_json().encode())
-                wanted = json.loads(await _receive(reader))
+                wanted = _Wanted.validate_json(await _receive(reader), strict=True)
+                if len(wanted) > len(state.slices) or any(i >= len(state.slices) for i in wanted):
+                    return
                 for index in wanted:
-                    writer.write(slice_bytes(state.slices[int(index)]))
+                    writer.write(slice_bytes(state.slices[index]))
                     await asyncio.wait_for(writer.drain(), _STALL)
 
     async def _fetch(

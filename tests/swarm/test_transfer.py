@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hivemind.p2p import P2P, PeerID
 
 from opendiloco.errors import StateUnavailableError
 from opendiloco.progress.records import PeerRecord
@@ -124,6 +125,44 @@ def test_a_state_with_infinities_is_refused(three: Exchanges) -> None:
 
     with pytest.raises(StateUnavailableError, match="not finite"):
         three.joiner.fetch([three.record(0, 5)], at_least=OuterStep(1), timeout=Seconds(20.0))
+
+
+async def ask(p2p: P2P, donor: str, message: bytes) -> bytes:
+    """Open the donor's stream, send a message as it is, and return all that comes after."""
+    _, reader, writer = await p2p.call_binary_stream_handler(
+        PeerID.from_base58(donor), "opendiloco/test-f/state/1"
+    )
+    try:
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        await reader.readexactly(size)  # the manifest
+        writer.write(message)
+        await writer.drain()
+        return await asyncio.wait_for(reader.read(), 20.0)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [b"[10000000]", b"[-1]", b'["0"]', b"[0.5]", b'{"a": 1}', b"7", b"[0,0,0,0,0]", b"\xff"],
+)
+def test_senseless_wishes_are_answered_with_nothing_and_do_no_harm(
+    three: Exchanges, wanted: bytes
+) -> None:
+    state = state_at(6)
+    three.donors[0].publish(state)
+    donor = three.nodes[0].peer_id
+
+    message = len(wanted).to_bytes(4, "big") + wanted
+    asks = three.joiner
+    assert asks._p2p is not None
+    answer = asks._call(ask(asks._p2p, donor, message), timeout=Seconds(30.0))
+
+    assert answer == b""
+    download = three.joiner.fetch(
+        [three.record(0, 6)], at_least=OuterStep(1), timeout=Seconds(20.0)
+    )
+    assert download.state.digest == state.digest
 
 
 class Rogue:
