@@ -6,6 +6,7 @@ BIN := .venv/bin
 
 # Rebuilt when the dependencies change. The CPU build of torch is taken where pip is given one.
 .venv/installed: pyproject.toml constraints.txt
+	@echo "Setting up .venv: some minutes and about 2 GB, once."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
