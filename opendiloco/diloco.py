@@ -44,12 +44,15 @@ class OuterReport:
         parameters: What the model must take over, named float32 CPU tensors; None when it
             keeps what it has.
         round: The round behind it; None when there was none.
+        is_absurd: The local parameters were not finite or far off, so that the inner
+            optimizer's state is not to be trusted either.
     """
 
     outer_step: OuterStep
     verdict: Verdict
     parameters: TensorSet | None
     round: RoundResult | None
+    is_absurd: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +198,14 @@ class DiLoCo:
             state: The newer state.
             local: The peer's parameters, named; read before they are replaced.
             keep_local_work: Put ``local - old anchor`` on top of the new anchor, so that
-                the work counts in the next round; otherwise it is discarded.
+                the work counts in the next round; otherwise, or if it is absurd, it is discarded.
         """
         if self._export is not None:
             raise RuntimeError("a round is in flight; finish it first")
         old = self._state.parameters(self._layout)
         parameters = state.parameters(self._layout)
+        is_absurd = not all(is_within_bounds(old[name], local[name]) for name in old)
+        keep_local_work = keep_local_work and not is_absurd
         if keep_local_work:
             parameters = {
                 name: (local[name].to("cpu", torch.float32) - old[name]).add_(anchor)
@@ -210,7 +215,7 @@ class DiLoCo:
         if not keep_local_work:
             self._forget_local_work()
         verdict = Verdict.REBASED if keep_local_work else Verdict.DISCARDED
-        return OuterReport(state.outer_step, verdict, parameters, None)
+        return OuterReport(state.outer_step, verdict, parameters, None, is_absurd=is_absurd)
 
     def align(self, inner_step: int) -> None:
         """Take the position of peers that are further in the span, to be ready with them.

@@ -21,7 +21,8 @@ class EventLog:
     """Appends events to a file and hands them to a listener; safe to use from threads.
 
     A full disk does not stop training: the first failed write is reported on stderr, and
-    the listener still sees every event.
+    the listener still sees every event. Nor does a terminal that is gone: a listener that
+    raises OSError is not called again.
     """
 
     def __init__(self, path: Path | None, *, listener: Listener | None = None) -> None:
@@ -50,7 +51,7 @@ class EventLog:
         with self._lock:
             self._write(json.dumps(record))
             if self._listener is not None:
-                self._listener(record)
+                self._tell(self._listener, record)
 
     def _write(self, line: str) -> None:
         if self._file is None:
@@ -61,6 +62,12 @@ class EventLog:
             if not self._warned:
                 self._warned = True
                 sys.stderr.write(f"events are no longer written: {error.strerror}\n")
+
+    def _tell(self, listener: Listener, record: Event) -> None:
+        try:
+            listener(record)
+        except OSError:  # the terminal is closed, or a file that it was sent to is full
+            self._listener = None
 
     def close(self) -> None:
         """Flush and close the file; later events go to the listener only."""

@@ -1,8 +1,11 @@
 """Who a peer is: the RSA key that p2pd and the signatures of DHT records share."""
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +71,28 @@ def load_or_create_identity(path: Path, *, option: str = "--identity") -> Identi
         ) from None
     public_key = private_key.get_public_key().to_bytes()
     return Identity(path=path, peer_id=peer_id_of_public_key(public_key), private_key=private_key)
+
+
+@contextlib.contextmanager
+def hold_identity(identity: Identity, *, option: str = "--identity") -> Iterator[None]:
+    """Keep other processes of this machine from being the same peer.
+
+    Args:
+        identity: Who this peer is.
+        option: The setting that the key file came from, for messages.
+
+    Raises:
+        ConfigError: If another process holds it.
+    """
+    with identity.path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{option}: {identity.path} is in use by another process; "
+                "give each peer a folder of its own with --out-dir"
+            ) from None
+        yield
 
 
 def peer_id_of_public_key(ssh_public_key: bytes) -> str:

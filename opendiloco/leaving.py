@@ -1,5 +1,6 @@
 """Leaving on request: what signals mean in each phase of a process's life."""
 
+import contextlib
 import os
 import select
 import signal
@@ -62,6 +63,7 @@ class Leaving:
         self.reason = signal.Signals(number).name
         self.event.set()
         os.write(self._write_end, b"!")
-        sys.stderr.write("leaving; press Ctrl-C again to quit at once\n")
+        with contextlib.suppress(OSError, RuntimeError):  # a closed pipe; a write under way
+            sys.stderr.write("leaving; press Ctrl-C again to quit at once\n")
         if not self._settled:
             raise LeaveRequestedError(self.reason)

@@ -6,9 +6,9 @@ import torch
 
 from opendiloco.state import FragmentState
 
-LARGEST_CHANGE = 65504.0
-"""What float16 can hold. A parameter that inner steps moved by more is beyond repair, and on
-the wire it would be cut off silently."""
+LARGEST_CHANGE = 32752.0
+"""Half of what float16 can hold, since a difference of two contributions travels, too. On the
+wire more would be cut off silently; and a parameter that moved so far is beyond repair."""
 
 
 @dataclass(frozen=True, slots=True)

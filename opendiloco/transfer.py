@@ -1,6 +1,7 @@
 """Serves the outer state to other peers and downloads it from them, by verified slices."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -22,9 +23,10 @@ from opendiloco.state import OuterState, empty_state, slice_bytes, state_digest
 from opendiloco.tensors import Layout
 from opendiloco.units import OuterStep, Seconds
 
+_LOOK = Seconds(0.2)  # how often a download looks whether this peer leaves
 _STALL = Seconds(15.0)  # a peer that moves no slice for longer is given up
 _MAX_MESSAGE_BYTES = 16 << 20
-_MAX_TRANSFERS = 4  # more joiners than this wait for their turn
+_MAX_TRANSFERS = 4  # at once; further joiners are kept waiting, or turn to another donor
 
 T = TypeVar("T")
 _Wanted = TypeAdapter(list[NonNegativeInt])
@@ -69,8 +71,9 @@ class StateExchange:
     goes on. Nothing is served before the first :meth:`publish`.
     """
 
-    def __init__(self, dht: DHT, layout: Layout, *, run_key: str) -> None:
+    def __init__(self, dht: DHT, layout: Layout, *, run_key: str, leaving: threading.Event) -> None:
         self._dht = dht
+        self._leaving = leaving
         self._layout = layout
         self._protocol = f"opendiloco/{run_key}/state/1"
         self._state: OuterState | None = None
@@ -102,12 +105,13 @@ class StateExchange:
             timeout: For all donors together.
 
         Raises:
-            StateUnavailableError: If no donor gave such a state in time.
+            StateUnavailableError: If no donor gave such a state in time, or this peer leaves.
         """
         if not donors:
             raise StateUnavailableError("no peer offers a state")
         deadline = time.monotonic() + timeout
-        return self._call(self._fetch(donors, at_least, deadline), timeout=Seconds(timeout + 5.0))
+        work = self._until_leaving(self._fetch(donors, at_least, deadline))
+        return self._call(work, timeout=Seconds(timeout + 5.0))
 
     def close(self) -> None:
         """Stop serving and end the thread."""
@@ -122,11 +126,20 @@ class StateExchange:
 
     def _call(self, work: Coroutine[Any, Any, T], *, timeout: Seconds) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout)
-        except TimeoutError:
+        concurrent.futures.wait([future], timeout)
+        if not future.done():
             future.cancel()
-            raise SwarmLostError("the p2p daemon does not answer; start this peer again") from None
+            raise SwarmLostError("the p2p daemon does not answer; start this peer again")
+        return future.result()
+
+    async def _until_leaving(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work; raise StateUnavailableError when this peer is told to leave meanwhile."""
+        task = asyncio.ensure_future(work)
+        while not (await asyncio.wait([task], timeout=_LOOK))[0]:
+            if self._leaving.is_set():
+                task.cancel()
+                raise StateUnavailableError("this peer leaves")
+        return task.result()
 
     async def _listen(self) -> None:
         self._p2p = await self._dht.replicate_p2p()

@@ -5,7 +5,8 @@ import json
 from contextlib import ExitStack
 
 from opendiloco import __version__
-from opendiloco.averaging.swarm import AveragingOptions, HivemindAverager
+from opendiloco.averaging.options import AveragingOptions
+from opendiloco.averaging.swarm import HivemindAverager
 from opendiloco.dht import NetworkOptions, SwarmDHT
 from opendiloco.events import EventLog
 from opendiloco.identity import Identity
@@ -60,6 +61,7 @@ class Connection:
             JoinError: If none of the initial peers can be reached in time.
         """
         self.terms = terms
+        self._leaving = leaving
         self.peer_id = identity.peer_id
         fingerprint = _fingerprint(terms)
         run_key = f"{config.run_id}-{fingerprint}"
@@ -76,7 +78,9 @@ class Connection:
             )
             stack.callback(self.averager.close)
             leaving.install()  # hivemind: starting an averager ignores SIGINT here (1.1.12)
-            self.exchange = StateExchange(self.dht.dht, layout, run_key=run_key)
+            self.exchange = StateExchange(
+                self.dht.dht, layout, run_key=run_key, leaving=leaving.event
+            )
             stack.callback(self.exchange.close)
             stack.callback(self.tracker.close)
             self.exchange.start()
@@ -109,6 +113,15 @@ class Connection:
             max_age=Seconds(config.network.peer_timeout_s),
         )
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this peer was told to leave."""
+        return self._leaving.event.is_set()
+
+    def say_goodbye(self) -> None:
+        """Tell the others now that this peer takes part no more."""
+        self.tracker.close()
+
     def check(self) -> None:
         """Raise :class:`SwarmLostError` if one of the processes behind this is dead."""
         self.dht.check()
@@ -119,13 +132,23 @@ class Connection:
         self._stack.close()
 
 
-def shared_terms(config: PeerConfig, layout: Layout, *, tokenizer_digest: str) -> dict[str, str]:
-    """Return the settings that all peers of a run must share, by the name of their option."""
+def shared_terms(
+    config: PeerConfig, layout: Layout, *, model: str, tokenizer: str
+) -> dict[str, str]:
+    """Return the settings that all peers of a run must share, by the name of their option.
+
+    Args:
+        config: The peer's settings.
+        layout: Where the model's parameters lie.
+        model: Digest of the model's configuration.
+        tokenizer: Digest of the tokenizer.
+    """
     diloco, inner = config.diloco, config.inner
     return {
         "protocol": str(PROTOCOL_VERSION),
         "model": layout.digest[:16],
-        "data.tokenizer": tokenizer_digest[:16],
+        "model.config": model[:16],
+        "data.tokenizer": tokenizer[:16],
         "data.seq-len": str(config.data.seq_len),
         "inner.lr": repr(inner.lr),
         "inner.min-lr-ratio": repr(inner.min_lr_ratio),

@@ -62,7 +62,11 @@ def learning_rate(config: InnerConfig, swarm_step: int) -> float:
 
 
 class InnerTrainer:
-    """Holds the inner optimizer and the data position across outer steps."""
+    """Holds the inner optimizer and the data position across outer steps.
+
+    Attributes:
+        seconds: Time spent in inner steps so far.
+    """
 
     def __init__(
         self,
@@ -87,7 +91,8 @@ class InnerTrainer:
         self._config = config
         self._log_every = log_every
         self._on_log = on_log
-        self._position = 0
+        self._position: int | None = None
+        self.seconds = 0.0
         self._since_log = _Meter()
         self._optimizer = self._new_optimizer()
 
@@ -100,6 +105,14 @@ class InnerTrainer:
             until: Once set, the step under way is finished and no other begun.
         """
         self._replica.model.train()
+        if self._position is None:
+            # Where the swarm is: a peer that starts again does not see the same text again.
+            self._position = first_step * self._config.batch_size
+        report = self._take_steps(num_steps, first_step, until)
+        self.seconds += report.duration
+        return report
+
+    def _take_steps(self, num_steps: int, first_step: int, until: threading.Event) -> InnerReport:
         whole = _Meter().resume()
         self._since_log.resume()
         for step in range(first_step, first_step + num_steps):
@@ -138,16 +151,18 @@ class InnerTrainer:
             group["lr"] = lr
         model, device = self._replica.model, self._replica.device
         total = torch.zeros((), device=device)
+        position = self._position or 0
         num_parts = self._config.batch_size // self._config.micro_batch_size
         for _ in range(num_parts):
-            batch = self._batches.batch(self._position, self._config.micro_batch_size)
-            self._position += self._config.micro_batch_size
+            batch = self._batches.batch(position, self._config.micro_batch_size)
+            position += self._config.micro_batch_size
             tokens = batch.to(device, non_blocking=True)
             with self._autocast():
                 logits = model(input_ids=tokens[:, :-1]).logits
             loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
             (loss / num_parts).backward()  # type: ignore[no-untyped-call]
             total += loss.detach() / num_parts
+        self._position = position
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self._config.max_grad_norm)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

@@ -2,6 +2,8 @@
 
 import copy
 import difflib
+import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from opendiloco.errors import ConfigError, SchemaMismatchError
 from peers.portable_random import PortableRandom
@@ -59,6 +62,18 @@ def load_model_config(
         _check_fit(config, config_path, vocab_size=vocab_size, seq_len=seq_len)
     config.use_cache = False
     return config
+
+
+def config_digest(config: "PretrainedConfig") -> str:
+    """Return a hash of all that makes the model compute what it does, hex.
+
+    Models of equal shapes can differ in their activation, heads or positions. Only what
+    differs from the library's defaults counts, so that its versions agree.
+    """
+    differing = config.to_diff_dict()
+    for name in ("transformers_version", "_name_or_path", "dtype", "use_cache"):
+        differing.pop(name, None)
+    return hashlib.sha256(json.dumps(differing, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def parameter_shapes(config: "PretrainedConfig") -> dict[str, torch.Size]:
@@ -118,14 +133,17 @@ def save_model(
         if folder.exists():
             folder.replace(old)
         temporary.replace(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        if old.exists() and not folder.exists():
+            old.replace(folder)
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"cannot write the model to {folder}: {error.strerror or error}; "
+            f"cannot write the model to {folder}: {reason or error}; "
             "free space there or choose another folder"
         ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _preset_config(preset: str, *, vocab_size: int, seq_len: int) -> "PretrainedConfig":

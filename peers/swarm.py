@@ -8,7 +8,6 @@ from opendiloco.diloco import DiLoCo, OuterReport, Verdict, Weighting
 from opendiloco.errors import FingerprintError, JoinError, StateUnavailableError
 from opendiloco.events import EventLog
 from opendiloco.outer import NesterovConfig
-from opendiloco.progress.records import PeerRecord
 from opendiloco.progress.view import foreign_terms
 from opendiloco.schedule import OuterSchedule, SwarmEvent
 from opendiloco.state import OuterState
@@ -21,7 +20,6 @@ from peers.inner import InnerReport
 
 _LOOK = Seconds(1.0)
 _DIGEST_DIGITS = 16
-_UNPROVEN = Seconds(60.0)  # how long a donor is passed over that gave no usable state
 
 
 class Seat:
@@ -44,7 +42,6 @@ class Seat:
         self._log = log
         self._loss: float | None = None
         self._num_tokens = 0
-        self._unproven: dict[str, float] = {}
         self._diloco: DiLoCo | None = None
         self.schedule = OuterSchedule(
             inner_steps=config.diloco.inner_steps,
@@ -63,11 +60,6 @@ class Seat:
     def swarm_step(self) -> int:
         """The swarm's inner step, which sets the learning rate."""
         return self.schedule.swarm_step(self.diloco.state.outer_step, self.diloco.inner_step)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that this peer has trained on since it started."""
-        return self._num_tokens
 
     def join(self, initial: Callable[[], TensorSet]) -> TensorSet:
         """Take part in the run from where it stands.
@@ -152,6 +144,22 @@ class Seat:
             return self._begin_round(local)
         return self._finish_round(local) if self.diloco.in_flight else None
 
+    def log_leaving(self, reason: str, *, utilization: float) -> None:
+        """Log that this peer leaves, with what it has and did.
+
+        Args:
+            reason: Why.
+            utilization: Share of the time since it joined that went into inner steps.
+        """
+        self._log.emit(
+            "left",
+            reason=reason,
+            outer_step=self._outer_step,
+            digest=self.diloco.state.digest,
+            num_tokens=self._num_tokens,
+            utilization=utilization,
+        )
+
     @property
     def _outer_step(self) -> OuterStep:
         return self.diloco.state.outer_step
@@ -196,7 +204,12 @@ class Seat:
 
     def _download_newest(self, deadline: float) -> Download | None:
         """Return the swarm's state; None when everybody else is at the seed's, too."""
-        while donors := self._donors(OuterStep(0)):
+        tracker = self._connection.tracker
+        while True:
+            view = tracker.view()
+            donors = view.ahead_of(OuterStep(0))
+            if not donors and (view.members() or not tracker.has_distrusted):
+                return None
             try:
                 return self._connection.exchange.fetch(
                     donors, at_least=OuterStep(1), timeout=Seconds(deadline - time.monotonic())
@@ -205,18 +218,10 @@ class Seat:
                 if time.monotonic() > deadline:
                     raise JoinError(f"{error}; try again later") from None
                 self._log.emit("waiting", text=f"{error}; trying again")
+                for donor in donors:
+                    tracker.distrust(donor.peer_id)
                 time.sleep(_LOOK)
-                self._connection.tracker.refresh(_LOOK)
-        return None
-
-    def _donors(self, outer_step: OuterStep) -> tuple[PeerRecord, ...]:
-        """Return the peers to take a later state from, without those that had none."""
-        moment = time.monotonic()
-        return tuple(
-            peer
-            for peer in self._connection.tracker.view().ahead_of(outer_step)
-            if moment - self._unproven.get(peer.peer_id, -_UNPROVEN) >= _UNPROVEN
-        )
+                tracker.refresh(_LOOK)
 
     def _begin_round(self, local: TensorSet) -> OuterReport | None:
         caught_up = self._catch_up(local)
@@ -224,7 +229,7 @@ class Seat:
             return caught_up
         if self.diloco.begin_round(local) is Verdict.DISCARDED:
             anchor = self.diloco.state.parameters(self._layout)
-            report = OuterReport(self._outer_step, Verdict.DISCARDED, anchor, None)
+            report = OuterReport(self._outer_step, Verdict.DISCARDED, anchor, None, is_absurd=True)
             self._conclude(report)
             return report
         self._tell("averaging")
@@ -243,18 +248,19 @@ class Seat:
 
     def _catch_up(self, local: TensorSet) -> OuterReport | None:
         """Take over the state of peers that are ahead, if there are any that prove it."""
-        donors = self._donors(self._outer_step)
-        if not donors:
+        donors = self._connection.tracker.view().ahead_of(self._outer_step)
+        if not donors or self._connection.is_leaving:
             return None
         self._log.emit("behind", outer_step=self._outer_step, swarm_outer_step=donors[0].outer_step)
         try:
             download = self._connection.exchange.fetch(
                 donors,
                 at_least=OuterStep(self._outer_step + 1),
-                timeout=Seconds(self._config.averaging.round_timeout_s),
+                timeout=Seconds(self._config.network.join_timeout_s),
             )
         except StateUnavailableError as error:
-            self._unproven.update((donor.peer_id, time.monotonic()) for donor in donors)
+            for donor in donors:
+                self._connection.tracker.distrust(donor.peer_id)
             self._log.emit("waiting", text=str(error))
             return None
         keep = self._config.diloco.on_missed_round == "rebase"

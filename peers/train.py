@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from opendiloco.diloco import Verdict
+from opendiloco.errors import OpenDiLoCoError
 from opendiloco.events import EventLog
-from opendiloco.identity import load_or_create_identity
+from opendiloco.identity import hold_identity, load_or_create_identity
 from opendiloco.leaving import LeaveRequestedError, Leaving
 from opendiloco.tensors import Layout
 from opendiloco.units import Seconds
@@ -16,7 +16,7 @@ from peers.connection import Connection, shared_terms
 from peers.console import print_event
 from peers.data import build_token_cache
 from peers.inner import InnerTrainer
-from peers.model import build_model, load_model_config, parameter_shapes, save_model
+from peers.model import build_model, config_digest, load_model_config, parameter_shapes, save_model
 from peers.parallel import Replica, choose_device
 from peers.swarm import Seat
 from peers.tokenizer import load_tokenizer
@@ -58,10 +58,13 @@ def _run(config: PeerConfig, leaving: Leaving, stack: ExitStack) -> None:
     )
     layout = Layout.of(parameter_shapes(model_config), num_fragments=config.diloco.num_fragments)
     identity = load_or_create_identity(config.identity_path, option="--network.identity")
+    stack.enter_context(hold_identity(identity, option="--network.identity"))
     batches = Batches(
         text.tokens, seq_len=config.data.seq_len, seed=config.seed, peer_key=identity.peer_id
     )
-    terms = shared_terms(config, layout, tokenizer_digest=tokenizer.digest)
+    terms = shared_terms(
+        config, layout, model=config_digest(model_config), tokenizer=tokenizer.digest
+    )
     connection = Connection(config, layout, identity, terms=terms, log=log, leaving=leaving)
     stack.callback(connection.close)
     seat = Seat(config, layout, connection, log=log)
@@ -73,25 +76,28 @@ def _run(config: PeerConfig, leaving: Leaving, stack: ExitStack) -> None:
     replica.load(seat.join(replica.export))
     began_at = time.monotonic()
     leaving.settle()
-    seconds_computing = train(seat, replica, trainer, leaving, config.diloco.outer_steps)
-    wall = time.monotonic() - began_at
-    folder = config.out_dir / "model"
-    save_model(folder, model_config, seat.diloco.state.parameters(layout), tokenizer)
-    log.emit("saved", path=str(folder))
-    log.emit(
-        "left",
-        reason=leaving.reason,
-        outer_step=seat.diloco.state.outer_step,
-        digest=seat.diloco.state.digest,
-        num_tokens=seat.num_tokens,
-        utilization=seconds_computing / wall if wall > 0 else 0.0,
-    )
+    reason = "unexpected error"
+    try:
+        train(seat, replica, trainer, leaving, config.diloco.outer_steps)
+        reason = leaving.reason
+    except OpenDiLoCoError as error:
+        reason = str(error)
+        raise
+    finally:
+        connection.say_goodbye()
+        folder = config.out_dir / "model"
+        if seat.diloco.state.outer_step > 0:  # never replace a trained model by the seed's
+            parameters = seat.diloco.state.parameters(layout)
+            save_model(folder, model_config, parameters, tokenizer)
+            log.emit("saved", path=str(folder))
+        wall = max(1e-9, time.monotonic() - began_at)
+        seat.log_leaving(reason, utilization=trainer.seconds / wall)
 
 
 def train(
     seat: Seat, replica: Replica, trainer: InnerTrainer, leaving: Leaving, outer_steps: int | None
-) -> float:
-    """Alternate inner steps and swarm events; returns the seconds spent in inner steps.
+) -> None:
+    """Alternate inner steps and swarm events.
 
     Args:
         seat: This peer's part in the run.
@@ -100,22 +106,21 @@ def train(
         leaving: Ends the loop after the inner step under way.
         outer_steps: Stop at this outer step; None to go on until told.
     """
-    computing = 0.0
     while outer_steps is None or seat.diloco.state.outer_step < outer_steps:
         span = seat.schedule.next_span(seat.diloco.inner_step, in_flight=seat.diloco.in_flight)
         inner = trainer.run(span.num_steps, first_step=seat.swarm_step, until=leaving.event)
-        computing += inner.duration
         seat.count(inner)
         if inner.stopped:
             break
+        local = replica.export()
         for event in span.events:
-            report = seat.handle(event, replica.export())
+            report = seat.handle(event, local)
             if report is None or report.parameters is None:
                 continue
             replica.load(report.parameters)
-            if report.verdict is Verdict.DISCARDED:
+            local = {**local, **report.parameters}
+            if report.is_absurd:
                 trainer.forget_momentum()
-    return computing
 
 
 def _tell_now_and_then(log: EventLog, what: str) -> Callable[[int, int], None]:

@@ -5,18 +5,17 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import torch
 from hivemind import DHT
 from hivemind.averaging.control import StepControl
-from hivemind.compression import CompressionBase, Float16Compression, NoCompression
 from hivemind.utils import get_dht_time
 from typing_extensions import override
 
 from opendiloco.averaging.exact import RoundAverager
+from opendiloco.averaging.options import CODECS, AveragingOptions
 from opendiloco.averaging.protocol import Averager, RoundOutcome, RoundRequest, RoundResult
 from opendiloco.errors import ConfigError, SwarmLostError
 from opendiloco.outer import is_finite
@@ -24,13 +23,9 @@ from opendiloco.progress.view import SwarmView
 from opendiloco.schedule import Readiness, RoundPolicy
 from opendiloco.units import Seconds
 
-CODECS: Mapping[str, tuple[type[CompressionBase], int]] = {
-    "none": (NoCompression, 4),
-    "fp16": (Float16Compression, 2),
-}
-"""For each codec, hivemind's class and bytes per element on the wire."""
-
+_LARGEST_SHARE = 2.0**50  # weight or tokens that a peer may claim for one round
 _VIEW_ELEMENTS = 1 << 20  # hivemind copies tensor by tensor: small views keep its memory low
+_START = Seconds(30.0)
 _ANSWER = Seconds(10.0)  # an averager process that takes longer to answer is stuck
 _GOODBYE = Seconds(4.0)  # for an exchange under way when this peer is told to leave
 _NEWS = Seconds(0.25)  # how often to look whether the others are ready
@@ -46,27 +41,6 @@ class Neighbours(Protocol):
     def refresh(self, timeout: Seconds) -> None:
         """Look again now; returns when the picture is new, or after ``timeout``."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class AveragingOptions:
-    """How patient rounds are.
-
-    Attributes:
-        codec: Name of the wire format, one of :data:`CODECS`.
-        wait: Longest time to wait for live peers that still train.
-        matchmaking: Patience for late peers once the search has begun.
-        stall: A peer that sends nothing for longer is dropped from the exchange.
-        exchange: Longest time of one exchange.
-        attempts: How often a failed exchange is tried again.
-    """
-
-    codec: str = "fp16"
-    wait: Seconds = Seconds(60.0)
-    matchmaking: Seconds = Seconds(5.0)
-    stall: Seconds = Seconds(15.0)
-    exchange: Seconds = Seconds(120.0)
-    attempts: int = 3
 
 
 class _AttemptFailedError(Exception):
@@ -125,12 +99,17 @@ class HivemindAverager(Averager):
             )
             for fragment, buffer in enumerate(self._buffers)
         ]
-        for averager in self._averagers:
-            averager.run_in_background(timeout=30.0)
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="round")
         self._pending: Future[RoundResult] | None = None
         self._closed = False
         self.step_under_way: StepControl | None = None
+        try:
+            for averager in self._averagers:
+                averager.run_in_background(timeout=_START)
+        except TimeoutError:
+            self.close()
+            raise SwarmLostError(
+                f"the averager was not ready within {_START:g} s; this machine may be overloaded"
+            ) from None
 
     @override
     def begin(self, request: RoundRequest) -> Future[RoundResult]:
@@ -140,7 +119,11 @@ class HivemindAverager(Averager):
         """
         if self._pending is not None and not self._pending.done():
             raise RuntimeError("the previous round is not finished")
-        self._pending = self._executor.submit(self._run, request)
+        self._pending = Future()
+        # A daemon: hivemind has calls without a timeout, and none may keep the process alive.
+        threading.Thread(
+            target=self._resolve, args=(self._pending, request), name="round", daemon=True
+        ).start()
         return self._pending
 
     @property
@@ -159,13 +142,22 @@ class HivemindAverager(Averager):
         if self._closed:
             return
         self._closed = True
-        self._executor.shutdown(wait=False, cancel_futures=True)
         for averager in self._averagers:
             if averager.is_alive():
                 averager.shutdown()
                 averager.join(timeout=1.0)
             if averager.is_alive():
                 averager.kill()
+
+    def _resolve(self, future: Future[RoundResult], request: RoundRequest) -> None:
+        try:
+            future.set_result(self._run(request))
+        except BaseException as error:  # noqa: BLE001 - the thread ends here; begin's caller raises it
+            future.set_exception(error)
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._closed or self._leaving.is_set()
 
     def _run(self, request: RoundRequest) -> RoundResult:
         began_at = time.monotonic()
@@ -175,7 +167,7 @@ class HivemindAverager(Averager):
         reason = "out of time"
         attempts = 0
         while attempts < self._options.attempts and time.monotonic() < deadline:
-            if self._leaving.is_set():
+            if self._is_ending:
                 reason = "this peer leaves"
                 break
             readiness, num_peers = self._policy.decide(
@@ -203,7 +195,7 @@ class HivemindAverager(Averager):
     def _wait_for_others(self, request: RoundRequest, deadline: float) -> None:
         """Return when everybody is ready, nobody is there, or patience is used up."""
         began_at = time.monotonic()
-        while time.monotonic() < deadline and not self._leaving.is_set():
+        while time.monotonic() < deadline and not self._is_ending:
             self._neighbours.refresh(_NEWS)
             readiness, _ = self._policy.decide(
                 self._neighbours.view(),
@@ -241,7 +233,10 @@ class HivemindAverager(Averager):
         gathered = self._step(averager, buffer, request, num_peers)
         members = [m for m in map(_contribution, gathered.values()) if m is not None]
         if len(members) < len(gathered) or len(members) < 2:
-            raise _AttemptFailedError("a peer announced a weight that is not a positive number")
+            raise _AttemptFailedError("a peer announced a weight or tokens that make no sense")
+        if 2 * len(members) <= num_peers:
+            # The other half may have found each other, too, and both would commit.
+            raise _AttemptFailedError(f"only {len(members)} of {num_peers} peers met")
         if not is_finite(buffer):
             raise _AttemptFailedError("the average has values that are not finite")
         wire = round(2 * (len(members) - 1) / len(members) * buffer.numel() * self._element_bytes)
@@ -291,7 +286,8 @@ class HivemindAverager(Averager):
         control.add_done_callback(lambda _: done.set())
         deadline = time.monotonic() + timeout
         while not done.wait(_NEWS):
-            if self._leaving.is_set():
+            self.check()
+            if self._is_ending:
                 # An exchange that has begun is finished: the others count on our part.
                 if control.began_allreduce and done.wait(_GOODBYE):
                     return
@@ -305,8 +301,9 @@ class HivemindAverager(Averager):
 def _contribution(data: object) -> tuple[float, int] | None:
     """Return weight and tokens that a peer announced, or None if they make no sense."""
     match data:
-        case [float(weight), int(num_tokens)] if 0 < weight < math.inf and num_tokens >= 0:
-            return weight, num_tokens
+        case [float(weight), int(num_tokens)]:
+            if 0 < weight <= _LARGEST_SHARE and 0 <= num_tokens <= _LARGEST_SHARE:
+                return weight, num_tokens
     return None
 
 

@@ -11,6 +11,7 @@ from opendiloco.progress.view import Sighting, SwarmView, view_swarm
 from opendiloco.units import Seconds
 
 _SHORTEST_PAUSE = Seconds(0.1)
+_DISTRUST = Seconds(60.0)
 
 
 class ProgressTracker:
@@ -36,6 +37,7 @@ class ProgressTracker:
         self._lock = threading.Condition()
         self._seen: dict[str, tuple[PeerRecord, float]] = {}
         self._seen_at = time.monotonic()
+        self._distrusted: dict[str, float] = {}
         self._num_requested = 0
         self._num_done = 0
         self._closing = False
@@ -74,10 +76,28 @@ class ProgressTracker:
                 for record, changed_at in self._seen.values()
             )
 
+    def distrust(self, peer_id: str) -> None:
+        """Do not believe this peer, for a minute, that it is at a later outer step.
+
+        It gave no state that checks out. If its claim counted, everybody would wait to catch
+        up with it and nobody would average.
+        """
+        self._distrusted[peer_id] = time.monotonic()
+
+    @property
+    def has_distrusted(self) -> bool:
+        """Whether some peer is not believed at the moment."""
+        moment = time.monotonic()
+        return any(moment - since < _DISTRUST for since in self._distrusted.values())
+
+    def _is_believed(self, record: PeerRecord) -> bool:
+        since = time.monotonic() - self._distrusted.get(record.peer_id, -_DISTRUST)
+        return since >= _DISTRUST or record.outer_step <= self._record.outer_step
+
     def view(self) -> SwarmView:
-        """Return the live peers besides this one."""
+        """Return the live peers besides this one whose claims are believed."""
         return view_swarm(
-            self.sightings(),
+            [sighting for sighting in self.sightings() if self._is_believed(sighting.record)],
             own_peer_id=self._record.peer_id,
             fingerprint=self._record.fingerprint,
             max_age=self._max_age,
@@ -112,23 +132,25 @@ class ProgressTracker:
                     update={"sequence": self._record.sequence + 1}
                 )
                 record = self._record
-            self._dht.store(
+            stored = self._dht.store(
                 self._key,
                 self._dht.owner_subkey,
                 record.encode(),
                 ttl=Seconds(self._max_age + self._heartbeat),
             )
-            self._take_note(self._dht.get(self._key))
+            self._take_note(self._dht.get(self._key), is_connected=stored)
             with self._lock:
                 self._num_done = requested
                 self._lock.notify_all()
             time.sleep(_SHORTEST_PAUSE)
             self._wanted.wait(self._heartbeat)
 
-    def _take_note(self, found: Mapping[Subkey, tuple[object, float]]) -> None:
+    def _take_note(
+        self, found: Mapping[Subkey, tuple[object, float]], *, is_connected: bool
+    ) -> None:
         moment = time.monotonic()
         with self._lock:
-            if self._dht.owner_subkey in found:
+            if is_connected or found:
                 self._seen_at = moment
             for owner, (value, _) in found.items():
                 record = decode_record(value)

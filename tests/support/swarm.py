@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from opendiloco.averaging.swarm import AveragingOptions, HivemindAverager
+from opendiloco.averaging.options import AveragingOptions
+from opendiloco.averaging.swarm import HivemindAverager
 from opendiloco.dht import NetworkOptions, SwarmDHT
 from opendiloco.identity import load_or_create_identity
 from opendiloco.progress.records import PeerRecord

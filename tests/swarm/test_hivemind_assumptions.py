@@ -15,8 +15,8 @@ from hivemind.averaging.matchmaking import Matchmaking, PotentialLeaders
 from hivemind.averaging.partition import TensorPartContainer
 from hivemind.compression import Float16Compression, NoCompression
 
+from opendiloco.averaging.options import CODECS
 from opendiloco.averaging.protocol import RoundOutcome, RoundRequest
-from opendiloco.averaging.swarm import CODECS
 from opendiloco.units import OuterStep, Seconds
 from tests.support.swarm import nodes
 

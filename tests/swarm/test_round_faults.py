@@ -71,3 +71,30 @@ def test_survivors_of_a_death_in_mid_exchange_average_among_themselves(tmp_path:
         assert result.average is not None
         np.testing.assert_allclose(result.average.numpy(), expected, rtol=2e-6, atol=2e-5)
     assert seconds < 60.0
+
+
+def small_request(node: Node) -> Future[RoundResult]:
+    assert node.averager is not None
+    node.tracker.update(state="averaging", outer_step=3)
+    return node.averager.begin(
+        RoundRequest(OuterStep(3), 0, lambda out: out.fill_(1.0), 1.0, 1, Seconds(30.0))
+    )
+
+
+def test_a_claim_to_be_far_ahead_stops_nobody_once_it_is_not_believed(tmp_path: Path) -> None:
+    with nodes(3, tmp_path, fragment_sizes=[10]) as made:
+        honest, rogue = made[:2], made[2]
+        rogue.tracker.update(outer_step=10**9)
+        wait_until(
+            lambda: all(node.tracker.view().ahead_of(OuterStep(3)) for node in honest),
+            "the claim is seen",
+        )
+        believed = [future.result(60.0) for future in [small_request(node) for node in honest]]
+
+        for node in honest:
+            node.tracker.distrust(rogue.peer_id)
+        doubted = [future.result(60.0) for future in [small_request(node) for node in honest]]
+
+    assert [result.outcome for result in believed] == [RoundOutcome.FAILED] * 2
+    assert [result.outcome for result in doubted] == [RoundOutcome.AVERAGED] * 2
+    assert [result.num_peers for result in doubted] == [2, 2]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,7 +53,10 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exchanges]:
     folder: Path = tmp_path_factory.mktemp("identities")
     with ExitStack() as stack:
         made = stack.enter_context(nodes(3, folder))
-        exchanges = [StateExchange(node.dht.dht, LAYOUT, run_key="test-f") for node in made]
+        exchanges = [
+            StateExchange(node.dht.dht, LAYOUT, run_key="test-f", leaving=threading.Event())
+            for node in made
+        ]
         for exchange in exchanges:
             stack.callback(exchange.close)
             exchange.start()

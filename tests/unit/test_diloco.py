@@ -106,7 +106,7 @@ def test_the_round_after_a_failed_one_covers_the_work_and_tokens_of_both_spans()
     np.testing.assert_array_equal(peer.contribution(), flat(model()) - flat(further))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e6, -7e4])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e6, -4e4])
 def test_parameters_that_are_not_finite_or_absurd_are_never_sent(bad: float) -> None:
     peer = Peer()
     local = trained(model(), seed=1)
@@ -123,7 +123,7 @@ def test_parameters_that_are_not_finite_or_absurd_are_never_sent(bad: float) -> 
 def test_a_large_change_that_float16_can_hold_is_sent() -> None:
     peer = Peer()
     local = model()
-    local["layers.1.w"][2, 3] += 65000.0
+    local["layers.1.w"][2, 3] += 32000.0
 
     assert peer.begin(local) is None
 

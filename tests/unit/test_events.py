@@ -166,3 +166,19 @@ def test_a_closed_log_writes_nothing_more_and_can_be_closed_again(tmp_path: Path
 
     assert lines(tmp_path / "events.jsonl") == []
     assert len(heard) == 1
+
+
+def test_a_terminal_that_is_gone_does_not_stop_the_log(tmp_path: Path) -> None:
+    calls = []
+
+    def closed_pipe(event: Event) -> None:
+        calls.append(event)
+        raise BrokenPipeError
+
+    log = EventLog(tmp_path / "events.jsonl", listener=closed_pipe)
+    log.emit("started")
+    log.emit("left")
+    log.close()
+
+    assert len(calls) == 1
+    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 2

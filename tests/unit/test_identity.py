@@ -1,5 +1,7 @@
 import hashlib
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -9,7 +11,11 @@ from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
 
 from opendiloco.errors import ConfigError
-from opendiloco.identity import load_or_create_identity, peer_id_of_public_key
+from opendiloco.identity import (
+    hold_identity,
+    load_or_create_identity,
+    peer_id_of_public_key,
+)
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +174,28 @@ def test_the_peer_id_of_a_public_key_is_that_of_its_private_key() -> None:
 def test_what_is_no_rsa_public_key_has_no_peer_id(key: bytes) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         peer_id_of_public_key(key)
+
+
+def test_an_identity_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
+    identity = load_or_create_identity(tmp_path / "identity.key")
+    program = (
+        "import fcntl, sys; file = open(sys.argv[1], 'rb'); fcntl.flock(file, fcntl.LOCK_EX);"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(identity.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+
+        with pytest.raises(ConfigError, match="in use by another process"):
+            hold_identity(identity).__enter__()
+
+        assert other.stdin is not None
+        other.stdin.close()
+        other.wait(10)
+    with hold_identity(identity):
+        pass

@@ -56,7 +56,7 @@ def bare_loop(model: TinyModel, config: InnerConfig, first_step: int, num_steps:
     for step in range(num_steps):
         for group in optimizer.param_groups:
             group["lr"] = config.lr * min(1.0, (first_step + step + 1) / config.warmup_steps)
-        batch = batches.batch(step * config.batch_size, config.batch_size)
+        batch = batches.batch((first_step + step) * config.batch_size, config.batch_size)
         logits = model(batch[:, :-1]).logits
         loss = functional.cross_entropy(logits.reshape(-1, 16), batch[:, 1:].reshape(-1))
         optimizer.zero_grad()

@@ -16,6 +16,7 @@ import torch
 from opendiloco.errors import ConfigError
 from peers.model import (
     build_model,
+    config_digest,
     load_model_config,
     parameter_shapes,
     preset_names,
@@ -307,3 +308,19 @@ def test_first_parameters_never_change_between_versions() -> None:
         "-0x1.c6bb420000000p-10",
         "-0x1.1ebb360000000p-10",
     ]
+
+
+def test_models_of_equal_shapes_that_compute_otherwise_have_another_digest() -> None:
+    from transformers import LlamaConfig
+
+    def digest(**changes: object) -> str:
+        return config_digest(
+            LlamaConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=4, **changes)
+        )
+
+    same = digest()
+
+    assert digest() == same
+    assert digest(use_cache=False) == same
+    assert digest(hidden_act="gelu") != same
+    assert digest(rms_norm_eps=1e-3) != same

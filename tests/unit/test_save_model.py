@@ -118,3 +118,27 @@ def test_parameters_of_another_model_are_not_saved(change: str, tmp_path: Path) 
         save_model(tmp_path / "out", config, parameters, ByteTokenizer())
 
     assert not (tmp_path / "out").exists()
+
+
+def test_the_old_model_stays_when_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = ByteTokenizer()
+    config = load_model_config("2m", None, vocab_size=tokenizer.vocab_size, seq_len=32)
+    parameters = dict(build_model(config, seed=1).named_parameters())
+    folder = tmp_path / "model"
+    save_model(folder, config, parameters, tokenizer)
+    before = (folder / "model.safetensors").read_bytes()
+    replace = Path.replace
+
+    def fail_for_the_new_one(self: Path, target: Path) -> Path:
+        if ".tmp-" in self.name:
+            raise OSError(28, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail_for_the_new_one)
+    with pytest.raises(ConfigError, match="No space left"):
+        save_model(folder, config, parameters, tokenizer)
+
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
