@@ -304,4 +304,5 @@ def _stop_dht(dht: hivemind.DHT) -> None:
 def _quieten_hivemind(*, debug: bool) -> None:
     """Leave the terminal to us: hivemind prints a traceback for every peer that is lost."""
     if not debug and "HIVEMIND_LOGLEVEL" not in os.environ:
-        logging.getLogger("hivemind").setLevel(logging.CRITICAL)
+        for name in ("hivemind", "asyncio"):  # asyncio: of streams that hivemind left to it
+            logging.getLogger(name).setLevel(logging.CRITICAL)

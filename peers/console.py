@@ -39,6 +39,8 @@ def _inner(event: Event) -> str:
 
 def _round(event: Event) -> str:
     outer_step, outcome = event["outer_step"], event["outcome"]
+    if outcome == "failed" and not event["attempts"]:
+        return f"round {outer_step} not begun: {event['reason']}"
     if outcome == "failed":
         return f"round {outer_step} failed after {event['attempts']} attempts: {event['reason']}"
     if outcome == "alone":
@@ -71,7 +73,9 @@ _LINES: dict[str, Callable[[Event], str]] = {
         f"behind: at outer step {event['outer_step']}, others at {event['swarm_outer_step']}; "
         "catching up"
     ),
-    "saved": lambda event: f"saved the model to {event['path']}",
+    "saved": lambda event: (
+        f"saved the model of outer step {event['outer_step']} to {event['path']}"
+    ),
     "left": lambda event: f"left at outer step {event['outer_step']} ({event['reason']})",
 }
 

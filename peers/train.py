@@ -89,7 +89,7 @@ def _run(config: PeerConfig, leaving: Leaving, stack: ExitStack) -> None:
         if seat.diloco.state.outer_step > 0:  # never replace a trained model by the seed's
             parameters = seat.diloco.state.parameters(layout)
             save_model(folder, model_config, parameters, tokenizer)
-            log.emit("saved", path=str(folder))
+            log.emit("saved", path=str(folder), outer_step=seat.diloco.state.outer_step)
         wall = max(1e-9, time.monotonic() - began_at)
         seat.log_leaving(reason, utilization=trainer.seconds / wall)
 
