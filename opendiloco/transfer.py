@@ -26,6 +26,7 @@ from opendiloco.units import OuterStep, Seconds
 _LOOK = Seconds(0.2)  # how often a download looks whether this peer leaves
 _STALL = Seconds(15.0)  # a peer that moves no slice for longer is given up
 _MAX_MESSAGE_BYTES = 16 << 20
+_INDEX_BYTES = 12  # at most, of one index and what separates it from the next
 _MAX_TRANSFERS = 4  # at once; further joiners are kept waiting, or turn to another donor
 
 T = TypeVar("T")
@@ -162,20 +163,21 @@ class StateExchange:
     ) -> None:
         """Answer one peer that wants the state."""
         with contextlib.closing(writer), contextlib.suppress(OSError, EOFError, ValueError):
+            state = self._state
+            if state is None:
+                return
+            manifest = _Manifest(
+                outer_step=state.outer_step,
+                num_tokens=state.num_tokens,
+                slice_digests=[digest.hex() for digest in state.slice_digests],
+            )
+            await _send(writer, manifest.model_dump_json().encode())
+            # Only now a turn: somebody who asks for nothing must not keep others waiting.
+            limit = _INDEX_BYTES * (1 + len(state.slices))
+            wanted = _Wanted.validate_json(await _receive(reader, limit=limit), strict=True)
+            if len(set(wanted)) < len(wanted) or any(i >= len(state.slices) for i in wanted):
+                return
             async with self._turns:
-                state = self._state
-                if state is None:
-                    return
-                digests = [digest.hex() for digest in state.slice_digests]
-                manifest = _Manifest(
-                    outer_step=state.outer_step,
-                    num_tokens=state.num_tokens,
-                    slice_digests=digests,
-                )
-                await _send(writer, manifest.model_dump_json().encode())
-                wanted = _Wanted.validate_json(await _receive(reader), strict=True)
-                if len(wanted) > len(state.slices) or any(i >= len(state.slices) for i in wanted):
-                    return
                 for index in wanted:
                     writer.write(slice_bytes(state.slices[index]))
                     await asyncio.wait_for(writer.drain(), _STALL)
@@ -290,9 +292,9 @@ async def _send(writer: asyncio.StreamWriter, message: bytes) -> None:
     await asyncio.wait_for(writer.drain(), _STALL)
 
 
-async def _receive(reader: asyncio.StreamReader) -> bytes:
-    """Read one message; raises ValueError if it claims to be absurdly long."""
+async def _receive(reader: asyncio.StreamReader, *, limit: int = _MAX_MESSAGE_BYTES) -> bytes:
+    """Read one message; raises ValueError if it claims to be longer than the limit."""
     size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), _STALL), "big")
-    if size > _MAX_MESSAGE_BYTES:
+    if size > limit:
         raise ValueError(f"a message of {size} bytes was announced")
     return await asyncio.wait_for(reader.readexactly(size), _STALL)

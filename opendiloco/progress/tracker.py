@@ -12,6 +12,7 @@ from opendiloco.units import Seconds
 
 _SHORTEST_PAUSE = Seconds(0.1)
 _DISTRUST = Seconds(60.0)
+_FORGET_AFTER = 10  # times the age at which a peer counts as gone
 
 
 class ProgressTracker:
@@ -160,6 +161,8 @@ class ProgressTracker:
                 known = self._seen.get(record.peer_id)
                 if known is None or known[0].sequence != record.sequence:
                     self._seen[record.peer_id] = (record, moment)
+            oldest = self._seen_at - _FORGET_AFTER * self._max_age
+            self._seen = {peer: seen for peer, seen in self._seen.items() if seen[1] >= oldest}
 
 
 def _signer(owner: Subkey) -> str:

@@ -148,7 +148,17 @@ async def ask(p2p: P2P, donor: str, message: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "wanted",
-    [b"[10000000]", b"[-1]", b'["0"]', b"[0.5]", b'{"a": 1}', b"7", b"[0,0,0,0,0]", b"\xff"],
+    [
+        b"[10000000]",
+        b"[-1]",
+        b'["0"]',
+        b"[0.5]",
+        b'{"a": 1}',
+        b"7",
+        b"[0,0]",
+        b"\xff",
+        b"[" + b"0," * 10000 + b"0]",
+    ],
 )
 def test_senseless_wishes_are_answered_with_nothing_and_do_no_harm(
     three: Exchanges, wanted: bytes
