@@ -196,11 +196,8 @@ class StateExchange:
             try:
                 async with asyncio.timeout(left):
                     state = await self._fetch_from(donor, at_least, assemblies)
-            except (_DonorError, OSError, EOFError, ValueError, TimeoutError) as error:
-                reasons.append(f"{donor.name or donor.peer_id[-6:]}: {str(error) or 'no answer'}")
-                continue
             except Exception as error:  # noqa: BLE001 - the daemon's client raises its own kinds
-                reasons.append(f"{donor.name or donor.peer_id[-6:]}: {error}")
+                reasons.append(f"{donor.name or donor.peer_id[-6:]}: {str(error) or 'no answer'}")
                 continue
             num_bytes = sum(assembly.num_bytes for assembly in assemblies.values())
             return Download(state, donor.peer_id, num_bytes, Seconds(time.monotonic() - began_at))

@@ -1,7 +1,6 @@
 """Facts about the model's configuration, first parameters and folder."""
 
 import hashlib
-import json
 import os
 import re
 import subprocess
@@ -21,6 +20,7 @@ from peers.model import (
     parameter_shapes,
     preset_names,
 )
+from tests.support.models import small_llama
 
 # hidden, intermediate, heads, key and value heads, layers: OpenDiLoCo's model files.
 OPENDILOCO_SHAPES = {
@@ -45,21 +45,6 @@ def model_digest(model: torch.nn.Module) -> str:
     for name, parameter in model.named_parameters():
         content.update(name.encode() + parameter.detach().numpy().tobytes())
     return content.hexdigest()
-
-
-def small_llama(folder: Path, **changes: object) -> Path:
-    config = {
-        "model_type": "llama",
-        "vocab_size": 400,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 1,
-        "max_position_embeddings": 128,
-    }
-    path = folder / "config.json"
-    path.write_text(json.dumps({**config, **changes}))
-    return path
 
 
 def test_the_presets_are_those_of_opendiloco() -> None:

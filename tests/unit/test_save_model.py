@@ -1,6 +1,5 @@
 """Facts about a model's folder on disk."""
 
-import json
 import os
 from pathlib import Path
 
@@ -10,21 +9,7 @@ import torch
 from opendiloco.errors import ConfigError, SchemaMismatchError
 from peers.model import build_model, load_model_config, parameter_shapes, save_model
 from peers.tokenizer import ByteTokenizer, import_transformers
-
-
-def small_llama(folder: Path, **changes: object) -> Path:
-    config = {
-        "model_type": "llama",
-        "vocab_size": 400,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 1,
-        "max_position_embeddings": 128,
-    }
-    path = folder / "config.json"
-    path.write_text(json.dumps({**config, **changes}))
-    return path
+from tests.support.models import small_llama
 
 
 def weights_equal(ours: torch.nn.Module, theirs: torch.nn.Module) -> bool:
