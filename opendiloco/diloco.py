@@ -159,6 +159,7 @@ class DiLoCo:
             weight=float(tokens) if self._weighting is Weighting.TOKENS else 1.0,
             num_tokens=tokens,
             timeout=self._round_timeout,
+            lineage=self._state.lineage,
         )
         self._export = _Export(self._averager.begin(request), fragment, self._inner_step, tokens)
         return None

@@ -108,7 +108,7 @@ class RoundPolicy:
     wait: Seconds
 
     def decide(
-        self, view: SwarmView, *, outer_step: OuterStep, waited: Seconds
+        self, view: SwarmView, *, outer_step: OuterStep, waited: Seconds, lineage: str = ""
     ) -> tuple[Readiness, int]:
         """Return what to do and how many peers, this one included, will take part.
 
@@ -116,10 +116,12 @@ class RoundPolicy:
             view: The other peers; this one is not in it.
             outer_step: Of this peer.
             waited: Time since it got ready.
+            lineage: Digest in its record: it cannot average with peers that have another,
+                and does not wait for them. Empty to count everybody.
         """
         if view.ahead_of(outer_step):
             return Readiness.BEHIND, 1
-        ready, coming = view.ready_at(outer_step), view.coming_to(outer_step)
+        ready, coming = view.ready_at(outer_step, lineage), view.coming_to(outer_step, lineage)
         if not ready and not coming:
             return Readiness.ALONE, 1
         if coming and waited < self.wait:

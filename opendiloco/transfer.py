@@ -3,23 +3,22 @@
 import asyncio
 import concurrent.futures
 import contextlib
-import hashlib
 import json
 import threading
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import uvloop
 from hivemind import DHT
 from hivemind.p2p import P2P, PeerID
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
+from opendiloco.assembly import Assemblies, Assembly, DonorError, Manifest
 from opendiloco.errors import StateUnavailableError, SwarmLostError
-from opendiloco.outer import is_finite
 from opendiloco.progress.records import PeerRecord
-from opendiloco.state import OuterState, empty_state, slice_bytes, state_digest
+from opendiloco.state import OuterState, slice_bytes
 from opendiloco.tensors import Layout
 from opendiloco.units import OuterStep, Seconds
 
@@ -34,16 +33,6 @@ _Wanted = TypeAdapter(list[NonNegativeInt])
 """The other half of the protocol: the indices of the slices that a peer asks for."""
 
 
-class _Manifest(BaseModel):
-    """What a donor offers; the slices follow in the order in which they are asked for."""
-
-    model_config = ConfigDict(strict=True)
-
-    outer_step: Annotated[int, Field(ge=0, le=2**60)]
-    num_tokens: Annotated[int, Field(ge=0, le=2**60)]
-    slice_digests: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
-
-
 @dataclass(frozen=True, slots=True)
 class Download:
     """A state that was fetched from peers.
@@ -52,17 +41,15 @@ class Download:
         state: Complete, its digest checked.
         donor: Peer id of the peer that gave the last slice.
         num_bytes: Payload received, what had to be thrown away included.
+        num_slices: Slices of the state that were received; the others are the own state's.
         duration: Wall time.
     """
 
     state: OuterState
     donor: str
     num_bytes: int
+    num_slices: int
     duration: Seconds
-
-
-class _DonorError(Exception):
-    """This donor is of no use; the message says why."""
 
 
 class StateExchange:
@@ -93,7 +80,12 @@ class StateExchange:
         self._state = state
 
     def fetch(
-        self, donors: Sequence[PeerRecord], *, at_least: OuterStep, timeout: Seconds
+        self,
+        donors: Sequence[PeerRecord],
+        *,
+        at_least: OuterStep,
+        timeout: Seconds,
+        base: OuterState | None = None,
     ) -> Download:
         """Download the state of the first donor that gives one that checks out.
 
@@ -104,6 +96,7 @@ class StateExchange:
             donors: Best first.
             at_least: Oldest outer step worth having.
             timeout: For all donors together.
+            base: The own state: slices of it that are equal are copied, not asked for.
 
         Raises:
             StateUnavailableError: If no donor gave such a state in time, or this peer leaves.
@@ -111,7 +104,7 @@ class StateExchange:
         if not donors:
             raise StateUnavailableError("no peer offers a state")
         deadline = time.monotonic() + timeout
-        work = self._until_leaving(self._fetch(donors, at_least, deadline))
+        work = self._until_leaving(self._fetch(donors, at_least, deadline, base))
         return self._call(work, timeout=Seconds(timeout + 5.0))
 
     def close(self) -> None:
@@ -166,7 +159,7 @@ class StateExchange:
             state = self._state
             if state is None:
                 return
-            manifest = _Manifest(
+            manifest = Manifest(
                 outer_step=state.outer_step,
                 num_tokens=state.num_tokens,
                 slice_digests=[digest.hex() for digest in state.slice_digests],
@@ -183,10 +176,14 @@ class StateExchange:
                     await asyncio.wait_for(writer.drain(), _STALL)
 
     async def _fetch(
-        self, donors: Sequence[PeerRecord], at_least: OuterStep, deadline: float
+        self,
+        donors: Sequence[PeerRecord],
+        at_least: OuterStep,
+        deadline: float,
+        base: OuterState | None,
     ) -> Download:
         began_at = time.monotonic()
-        assemblies: dict[str, _Assembly] = {}  # by digest: what one donor gave stays
+        assemblies = Assemblies(self._layout, base)
         reasons = []
         for donor in donors:
             left = deadline - time.monotonic()
@@ -195,93 +192,43 @@ class StateExchange:
                 break
             try:
                 async with asyncio.timeout(left):
-                    state = await self._fetch_from(donor, at_least, assemblies)
+                    assembly = await self._fetch_from(donor, at_least, assemblies)
             except Exception as error:  # noqa: BLE001 - the daemon's client raises its own kinds
                 reasons.append(f"{donor.name or donor.peer_id[-6:]}: {str(error) or 'no answer'}")
                 continue
-            num_bytes = sum(assembly.num_bytes for assembly in assemblies.values())
-            return Download(state, donor.peer_id, num_bytes, Seconds(time.monotonic() - began_at))
+            return Download(
+                assembly.state,
+                donor.peer_id,
+                num_bytes=assemblies.num_bytes,
+                num_slices=assembly.num_received,
+                duration=Seconds(time.monotonic() - began_at),
+            )
         raise StateUnavailableError(f"no donor gave a usable state ({'; '.join(reasons)})")
 
     async def _fetch_from(
-        self, donor: PeerRecord, at_least: OuterStep, assemblies: dict[str, "_Assembly"]
-    ) -> OuterState:
+        self, donor: PeerRecord, at_least: OuterStep, assemblies: Assemblies
+    ) -> Assembly:
         if self._p2p is None:
-            raise _DonorError("not connected")
+            raise DonorError("not connected")
         _, reader, writer = await asyncio.wait_for(
             self._p2p.call_binary_stream_handler(PeerID.from_base58(donor.peer_id), self._protocol),
             _STALL,
         )
         with contextlib.closing(writer):
             try:
-                manifest = _Manifest.model_validate_json(await _receive(reader))
+                manifest = Manifest.model_validate_json(await _receive(reader))
             except ValidationError:
-                raise _DonorError("its answer makes no sense") from None
-            fresh = _Assembly.of(manifest, self._layout)
+                raise DonorError("its answer makes no sense") from None
             if manifest.outer_step < at_least:
-                raise _DonorError(f"it is only at outer step {manifest.outer_step}")
-            if manifest.outer_step == donor.outer_step and not fresh.digest.startswith(
-                donor.digest
-            ):
-                raise _DonorError("its state is not the one that it announced")
-            assembly = assemblies.setdefault(fresh.digest, fresh)
+                raise DonorError(f"it is only at outer step {manifest.outer_step}")
+            digest = manifest.digest
+            if manifest.outer_step == donor.outer_step and not digest.startswith(donor.digest):
+                raise DonorError("its state is not the one that it announced")
+            assembly = await assemblies.get(manifest)
             await _send(writer, json.dumps(assembly.missing()).encode())
-            await assembly.receive(reader)
-        return assembly.finish()
-
-
-class _Assembly:
-    """A state that is being put together from slices."""
-
-    def __init__(self, state: OuterState, digests: tuple[bytes, ...], digest: str) -> None:
-        self._state = state
-        self._digests = digests
-        self._have = [False] * len(digests)
-        self.digest = digest
-        self.num_bytes = 0
-
-    @classmethod
-    def of(cls, manifest: _Manifest, layout: Layout) -> "_Assembly":
-        """Return an empty one for what a donor offers.
-
-        Raises:
-            _DonorError: If it is not the state of a model of this layout.
-        """
-        state = empty_state(layout, OuterStep(manifest.outer_step), manifest.num_tokens)
-        digests = tuple(bytes.fromhex(digest) for digest in manifest.slice_digests)
-        if len(digests) != len(state.slices):
-            raise _DonorError("its state is of another model")
-        digest = state_digest(manifest.outer_step, manifest.num_tokens, digests)
-        return cls(state, digests, digest)
-
-    def missing(self) -> list[int]:
-        """Return the indices of the slices that are not there yet."""
-        return [index for index, have in enumerate(self._have) if not have]
-
-    async def receive(self, reader: asyncio.StreamReader) -> None:
-        """Read all missing slices, in order; what was read stays when it fails."""
-        for index in self.missing():
-            target = slice_bytes(self._state.slices[index])
-            content = await asyncio.wait_for(reader.readexactly(len(target)), _STALL)
-            self.num_bytes += len(content)
-            target[:] = content
-            if _sha256(content) != self._digests[index]:
-                raise _DonorError(f"slice {index} is damaged")
-            self._have[index] = True
-
-    def finish(self) -> OuterState:
-        """Return the complete state.
-
-        Raises:
-            _DonorError: If it holds values that are not finite.
-        """
-        if not all(is_finite(piece) for piece in self._state.slices):
-            raise _DonorError("its state has values that are not finite")
-        return self._state
-
-
-def _sha256(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()
+            await assembly.receive(reader, stall=_STALL)
+        assembly.check()
+        return assembly
 
 
 async def _send(writer: asyncio.StreamWriter, message: bytes) -> None:

@@ -60,6 +60,15 @@ def _outer_step(event: Event) -> str:
     )
 
 
+def _healed(event: Event) -> str:
+    size = _float(event["bytes"]) / 2**20
+    return (
+        f"healed at outer step {event['outer_step']}: {event['slices']} slices ({size:.1f} MiB) "
+        f"replaced, digest {str(event['digest'])[:12]} instead of "
+        f"{str(event['digest_before'])[:12]}"
+    )
+
+
 _LINES: dict[str, Callable[[Event], str]] = {
     "started": lambda event: (
         f"peer {event['peer_id']} at {event['addresses']}, {count(event['num_params'])} parameters"
@@ -73,6 +82,7 @@ _LINES: dict[str, Callable[[Event], str]] = {
         f"behind: at outer step {event['outer_step']}, others at {event['swarm_outer_step']}; "
         "catching up"
     ),
+    "healed": _healed,
     "saved": lambda event: (
         f"saved the model of outer step {event['outer_step']} to {event['path']}"
     ),

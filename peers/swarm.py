@@ -16,10 +16,10 @@ from opendiloco.transfer import Download
 from opendiloco.units import OuterStep, Seconds
 from peers.config import PeerConfig
 from peers.connection import Connection
+from peers.healing import Healer
 from peers.inner import InnerReport
 
 _LOOK = Seconds(1.0)
-_DIGEST_DIGITS = 16
 
 
 class Seat:
@@ -43,6 +43,12 @@ class Seat:
         self._loss: float | None = None
         self._num_tokens = 0
         self._diloco: DiLoCo | None = None
+        self._healer = Healer(
+            connection,
+            log=log,
+            heartbeat=Seconds(config.network.heartbeat_s),
+            timeout=Seconds(config.network.join_timeout_s),
+        )
         self.schedule = OuterSchedule(
             inner_steps=config.diloco.inner_steps,
             num_fragments=config.diloco.num_fragments,
@@ -224,9 +230,9 @@ class Seat:
                 tracker.refresh(_LOOK)
 
     def _begin_round(self, local: TensorSet) -> OuterReport | None:
-        caught_up = self._catch_up(local)
-        if caught_up:
-            return caught_up
+        in_step = self._get_in_step(local)
+        if in_step:
+            return in_step
         if self.diloco.begin_round(local) is Verdict.DISCARDED:
             anchor = self.diloco.state.parameters(self._layout)
             report = OuterReport(self._outer_step, Verdict.DISCARDED, anchor, None, is_absurd=True)
@@ -240,28 +246,16 @@ class Seat:
         if report.round is not None:
             self._log_round(report.round, report)
         if report.verdict is Verdict.CARRIED:
-            caught_up = self._catch_up(local)
-            if caught_up:
-                return caught_up
+            in_step = self._get_in_step(local)
+            if in_step:
+                return in_step
         self._conclude(report)
         return report
 
-    def _catch_up(self, local: TensorSet) -> OuterReport | None:
-        """Take over the state of peers that are ahead, if there are any that prove it."""
-        donors = self._connection.tracker.view().ahead_of(self._outer_step)
-        if not donors or self._connection.is_leaving:
-            return None
-        self._log.emit("behind", outer_step=self._outer_step, swarm_outer_step=donors[0].outer_step)
-        try:
-            download = self._connection.exchange.fetch(
-                donors,
-                at_least=OuterStep(self._outer_step + 1),
-                timeout=Seconds(self._config.network.join_timeout_s),
-            )
-        except StateUnavailableError as error:
-            for donor in donors:
-                self._connection.tracker.distrust(donor.peer_id)
-            self._log.emit("waiting", text=str(error))
+    def _get_in_step(self, local: TensorSet) -> OuterReport | None:
+        """Take over the state of the others where they are ahead or agree on another one."""
+        download = self._healer.fetch_better(self.diloco.state)
+        if download is None:
             return None
         keep = self._config.diloco.on_missed_round == "rebase"
         report = self.diloco.adopt(download.state, local, keep_local_work=keep)
@@ -289,6 +283,7 @@ class Seat:
 
     def _tell(self, state: str) -> None:
         """Serve the current state and publish where this peer is."""
+        lineage = self.diloco.state.lineage  # hashed here, before other threads ask for it
         self._connection.exchange.publish(self.diloco.state)
         loss = self._loss if self._loss is not None and abs(self._loss) < float("inf") else None
         self._connection.tracker.update(
@@ -296,7 +291,7 @@ class Seat:
             outer_step=self._outer_step,
             inner_step=self.diloco.inner_step,
             num_tokens=self._num_tokens,
-            digest=self.diloco.state.digest[:_DIGEST_DIGITS],
+            digest=lineage,
             loss=loss,
         )
 
@@ -316,5 +311,6 @@ class Seat:
             bytes_sent=result.bytes_sent,
             bytes_received=result.bytes_received,
             attempts=result.attempts,
+            dropped="; ".join(f"{peer[-6:]} {why}" for peer, why in result.dropped.items()),
             reason=result.reason,
         )

@@ -1,9 +1,9 @@
 """What a round of averaging promises, whoever runs it."""
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -22,6 +22,15 @@ class RoundOutcome(enum.Enum):
     FAILED = "failed"
 
 
+class RoundPhase(enum.Enum):
+    """How far a round has come, as one member sees it."""
+
+    MATCHMAKING = "matchmaking"  # about to search for the others
+    FIRST_PART = "first part"  # the first part of another member is here
+    EXCHANGE = "mid exchange"  # half of the average is here
+    COMMIT = "commit"  # all of it is here, and the others are about to be told
+
+
 @dataclass(frozen=True, slots=True)
 class RoundRequest:
     """One peer's part in one round.
@@ -34,6 +43,8 @@ class RoundRequest:
         weight: Relative weight of this peer's contribution, more than 0.
         num_tokens: Tokens behind the contribution.
         timeout: Time for waiting and all attempts together.
+        lineage: Leading digits of the digest of the state that the contribution starts from;
+            peers with another one never meet. Empty where states are not compared.
     """
 
     outer_step: OuterStep
@@ -42,6 +53,7 @@ class RoundRequest:
     weight: float
     num_tokens: int
     timeout: Seconds
+    lineage: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < float("inf"):
@@ -56,8 +68,7 @@ class RoundResult:
 
     Attributes:
         outcome: ``FAILED`` means there is no average, and nothing has changed.
-        average: Flat float32 CPU vector, valid until the next round of this fragment
-            begins; None when ``FAILED``.
+        average: Flat float32 CPU vector, valid until the next round begins; None when ``FAILED``.
         num_peers: Peers in the average, this one included.
         total_weight: Sum of their weights.
         num_tokens: Sum of their tokens.
@@ -69,6 +80,7 @@ class RoundResult:
         bytes_received: Payload bytes received.
         attempts: Attempts made.
         reason: Why it failed, for the log; empty otherwise.
+        dropped: Peer ids of members that were lost on the way, and why.
     """
 
     outcome: RoundOutcome
@@ -84,6 +96,7 @@ class RoundResult:
     bytes_received: int = 0
     attempts: int = 0
     reason: str = ""
+    dropped: Mapping[str, str] = field(default_factory=dict)
 
 
 class Averager(Protocol):

@@ -77,6 +77,7 @@ def test_a_joiner_gets_the_donors_state_to_the_bit(three: Exchanges) -> None:
     assert torch.equal(fetched.anchor, given.anchor)
     assert torch.equal(fetched.momentum, given.momentum)
     assert download.num_bytes == 2 * 4 * LAYOUT.num_params
+    assert download.num_slices == 4
 
 
 def test_a_state_that_is_too_old_is_passed_over(three: Exchanges) -> None:
@@ -129,6 +130,19 @@ def test_a_state_with_infinities_is_refused(three: Exchanges) -> None:
 
     with pytest.raises(StateUnavailableError, match="not finite"):
         three.joiner.fetch([three.record(0, 5)], at_least=OuterStep(1), timeout=Seconds(20.0))
+
+
+def test_only_slices_that_differ_from_the_own_state_are_asked_for(three: Exchanges) -> None:
+    state, own = state_at(7), state_at(7)
+    own.fragments[0].momentum.view(torch.int32)[SLICE_ELEMENTS] ^= 1  # in its second slice
+    three.donors[0].publish(state)
+
+    download = three.joiner.fetch(
+        [three.record(0, 7)], at_least=OuterStep(7), timeout=Seconds(20.0), base=own
+    )
+
+    assert download.state.digest == state.digest
+    assert (download.num_slices, download.num_bytes) == (1, 4 * 3000)
 
 
 async def ask(p2p: P2P, donor: str, message: bytes) -> bytes:

@@ -47,6 +47,19 @@ def test_the_weight_is_the_tokens_or_equal(weighting: Weighting, weight: float) 
     assert (request.weight, request.num_tokens) == (weight, 300)
 
 
+def test_a_round_is_for_peers_that_start_from_the_same_state() -> None:
+    peer, other = Peer(), Peer()
+    anchor = other.diloco.state.fragments[0].anchor
+    anchor[3] += 1e-3
+
+    peer.begin(trained(model(), seed=1))
+    other.begin(trained(model(), seed=1))
+
+    ours, theirs = peer.averager.requests[0].lineage, other.averager.requests[0].lineage
+    assert ours == peer.diloco.state.digest[:16]
+    assert ours != theirs
+
+
 def test_a_commit_moves_the_anchor_as_the_reference_does() -> None:
     peer = Peer()
     local = trained(model(), seed=1)

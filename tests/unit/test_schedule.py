@@ -194,6 +194,38 @@ def test_what_a_peer_at_outer_step_5_does(
     assert decision == expected
 
 
+def of_lineage(digest: str, state: PeerState, outer_step: int = 5) -> PeerRecord:
+    return PeerRecord(
+        peer_id=f"{digest}-{state}", state=state, outer_step=outer_step, digest=digest
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([of_lineage("ours", "averaging")], (Readiness.SEARCH, 2)),
+        ([of_lineage("ours", "training")], (Readiness.WAIT, 2)),
+        ([of_lineage("theirs", "averaging")], (Readiness.ALONE, 1)),
+        ([of_lineage("theirs", "training")], (Readiness.ALONE, 1)),
+        (
+            [of_lineage("theirs", "training"), of_lineage("ours", "averaging")],
+            (Readiness.SEARCH, 2),
+        ),
+        ([of_lineage("before", "averaging", 4)], (Readiness.WAIT, 2)),
+        ([of_lineage("", "averaging")], (Readiness.SEARCH, 2)),
+        ([of_lineage("theirs", "training", 6)], (Readiness.BEHIND, 1)),
+    ],
+)
+def test_a_peer_waits_only_for_those_that_train_from_its_own_state(
+    others: list[PeerRecord], expected: tuple[Readiness, int]
+) -> None:
+    decision = RoundPolicy(wait=Seconds(10.0)).decide(
+        SwarmView(tuple(others)), outer_step=OuterStep(5), waited=Seconds(1.0), lineage="ours"
+    )
+
+    assert decision == expected
+
+
 def test_at_outer_step_0_a_peer_waits_for_those_that_still_join() -> None:
     view = SwarmView((PeerRecord(peer_id="a", state="joining", outer_step=0),))
 

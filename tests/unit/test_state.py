@@ -79,6 +79,29 @@ def test_a_slices_digest_is_the_sha256_of_its_bytes() -> None:
     )
 
 
+@pytest.mark.parametrize("num_processors", [1, 2, 64, None])
+def test_slices_hashed_side_by_side_have_their_digests_in_order(
+    num_processors: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module.os, "cpu_count", lambda: num_processors)
+    monkeypatch.setattr(state_module, "_WORTH_THREADS", 0)
+    monkeypatch.setattr(state_module, "SLICE_ELEMENTS", 4)
+    state = random_state((50, 7))
+
+    expected = [hashlib.sha256(piece.numpy().tobytes()).digest() for piece in state.slices]
+    assert len(expected) == 30
+    assert list(state.slice_digests) == expected
+
+
+def test_a_state_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = random_state((9, 4))
+    first = state.digest
+    monkeypatch.setattr(state_module.hashlib, "sha256", None)  # to hash again would fail
+
+    assert state.digest == first
+    assert state.lineage == first[:16]
+
+
 def test_equal_states_have_equal_digests() -> None:
     assert random_state((9, 4)).digest == random_state((9, 4)).digest
 

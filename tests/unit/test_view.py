@@ -1,6 +1,10 @@
 """The view of the swarm: who counts, who is ahead, and whose settings differ."""
 
+import random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from opendiloco.progress.records import PeerRecord
 from opendiloco.progress.view import Sighting, SwarmView, foreign_terms, view_swarm
@@ -125,6 +129,156 @@ def test_a_peer_that_joins_has_no_state_to_be_ahead_with() -> None:
     assert view.ahead_of(OuterStep(5)) == ()
 
 
+def test_of_peers_ahead_those_with_the_commonest_state_come_first() -> None:
+    view = SwarmView(
+        (
+            peer("a", outer_step=7, digest="x"),
+            peer("b", outer_step=6, digest="y"),
+            peer("c", outer_step=7, digest="z"),
+            peer("d", outer_step=6, digest="y"),
+        )
+    )
+
+    assert ids(view.ahead_of(OuterStep(5))) == ["b", "d", "a", "c"]
+
+
+def at_5(lineages: str, **changes: object) -> tuple[PeerRecord, ...]:
+    """One peer at outer step 5 for each letter, which is its digest."""
+    return tuple(
+        peer(f"p{number}", **{"outer_step": 5, "digest": digest, **changes})
+        for number, digest in enumerate(lineages)
+    )
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "winner"),
+    [
+        ("b", "", None),  # alone
+        ("b", "bb", None),  # all agree
+        ("b", "aa", "a"),  # one against two
+        ("a", "bb", "b"),  # the smaller digest does not help against more peers
+        ("b", "abb", None),
+        ("b", "aab", "a"),  # two against two: the smaller digest
+        ("a", "abb", None),
+        ("a", "b", None),
+        ("b", "a", "a"),
+        ("c", "aabbb", "b"),  # three lineages
+        ("c", "aabbcc", None),  # mine has three with this peer
+        ("c", "aabb", "a"),
+        ("b", ["", "", ""], None),  # who announces no digest is no argument
+    ],
+)
+def test_at_one_outer_step_most_peers_prevail_and_then_the_smaller_digest(
+    mine: str, others: str, winner: str | None
+) -> None:
+    view = SwarmView(at_5(others))
+
+    prevailing = view.prevail_over(OuterStep(5), mine)
+
+    assert ids(prevailing) == [p.peer_id for p in view.peers if p.digest == winner]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"outer_step": 4}, {"outer_step": 6}, {"state": "joining"}, {"digest": ""}]
+)
+def test_only_peers_that_hold_a_state_of_the_same_outer_step_prevail(
+    changes: dict[str, object],
+) -> None:
+    view = SwarmView(at_5("aaa", **changes))
+
+    assert view.prevail_over(OuterStep(5), "b") == ()
+
+
+def test_those_that_train_and_those_that_average_prevail_together() -> None:
+    view = SwarmView((*at_5("a"), peer("z", outer_step=5, digest="a", state="averaging")))
+
+    assert ids(view.prevail_over(OuterStep(5), "b")) == ["p0", "z"]
+
+
+@pytest.mark.parametrize(("num_undecided", "prevails"), [(0, True), (1, True), (2, False)])
+def test_nobody_prevails_while_peers_still_in_the_round_before_could_turn_the_balance(
+    num_undecided: int, *, prevails: bool
+) -> None:
+    undecided = tuple(
+        peer(f"u{number}", outer_step=4, state="averaging") for number in range(num_undecided)
+    )
+    view = SwarmView(at_5("aaa") + undecided)  # three against this one
+
+    assert bool(view.prevail_over(OuterStep(5), "b")) is prevails
+
+
+State = tuple[int, str]
+STATES = st.tuples(st.integers(5, 8), st.sampled_from("abcd"))
+
+
+def where_to(states: list[State], own: int, seen: list[State]) -> State:
+    """The state a peer goes to by the rule, when it sees the others as they were."""
+    others = [
+        peer(f"p{number}", outer_step=state[0], digest=state[1])
+        for number, state in enumerate(seen)
+        if number != own
+    ]
+    view = SwarmView(tuple(others))
+    outer_step, digest = OuterStep(states[own][0]), states[own][1]
+    better = view.ahead_of(outer_step) or view.prevail_over(outer_step, digest)
+    return (better[0].outer_step, better[0].digest) if better else states[own]
+
+
+@settings(max_examples=40)
+@given(start=st.lists(STATES, min_size=1, max_size=9), order=st.randoms(use_true_random=False))
+def test_peers_that_look_one_after_another_end_in_one_state(
+    start: list[State], order: random.Random
+) -> None:
+    states = list(start)
+    left: list[set[State]] = [set() for _ in states]
+
+    for _ in range(10):
+        for own in order.sample(range(len(states)), len(states)):
+            target = where_to(states, own, states)
+            if target != states[own]:
+                left[own].add(states[own])
+            states[own] = target
+            assert target not in left[own], "a peer went back to a state that it had left"
+
+    assert len(set(states)) == 1
+    assert states[0][0] == max(outer_step for outer_step, _ in start)
+
+
+@settings(max_examples=40)
+@given(start=st.lists(STATES, min_size=1, max_size=9), order=st.randoms(use_true_random=False))
+def test_peers_that_see_each_other_as_they_were_a_look_before_end_in_one_state(
+    start: list[State], order: random.Random
+) -> None:
+    states, seen = list(start), list(start)
+
+    for _ in range(10):
+        now = [
+            where_to(states, own, [order.choice(both) for both in zip(states, seen, strict=True)])
+            for own in range(len(states))
+        ]
+        states, seen = now, states
+    for _ in range(10):  # in the end records are up to date
+        states = [where_to(states, own, states) for own in range(len(states))]
+
+    assert len(set(states)) == 1
+
+
+def test_after_a_cut_into_two_halves_one_of_the_two_states_wins_on_all_four() -> None:
+    states = [(7, "b"), (7, "b"), (7, "a"), (7, "a")]
+
+    after = [where_to(states, own, states) for own in range(4)]
+
+    assert after == [(7, "a")] * 4
+
+
+def test_a_lineage_that_is_further_wins_over_a_larger_one() -> None:
+    states = [(7, "x"), (6, "y"), (6, "y"), (6, "y")]
+
+    after = [where_to(states, own, states) for own in range(4)]
+
+    assert after == [(7, "x")] * 4
+
+
 @pytest.mark.parametrize(
     ("inner_steps", "median"),
     [([40], 40), ([10, 30], 10), ([10, 20, 10**9], 20), ([0, 0, 90, 100], 0)],
@@ -132,13 +286,13 @@ def test_a_peer_that_joins_has_no_state_to_be_ahead_with() -> None:
 def test_the_swarms_inner_step_is_the_lower_median_of_its_peers(
     inner_steps: list[int], median: int
 ) -> None:
-    at_5 = tuple(
+    here = tuple(
         peer(f"p{number}", outer_step=5, inner_step=inner_step)
         for number, inner_step in enumerate(inner_steps)
     )
     elsewhere = peer("z", outer_step=4, inner_step=77)
 
-    assert SwarmView((*at_5, elsewhere)).inner_step_at(OuterStep(5)) == median
+    assert SwarmView((*here, elsewhere)).inner_step_at(OuterStep(5)) == median
 
 
 def foreign(sightings: list[Sighting]) -> dict[str, tuple[str, str]]:
