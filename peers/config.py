@@ -174,7 +174,9 @@ class DiLoCoConfig(Settings):
 class AveragingConfig(Settings):
     """Averaging: how rounds are held."""
 
-    codec: Literal["fp16", "none"] = Field(default="fp16", description="number format on the wire")
+    codec: Literal["fp16", "int8", "none"] = Field(
+        default="fp16", description="number format on the wire"
+    )
     matchmaking_s: Timeout = Field(
         default=5.0, description="seconds of patience for late peers once the search has begun"
     )
@@ -184,7 +186,7 @@ class AveragingConfig(Settings):
     stall_timeout_s: Timeout = Field(
         default=15.0, description="seconds of silence after which a peer is dropped from a round"
     )
-    round_timeout_s: Timeout = Field(
+    exchange_timeout_s: Timeout = Field(
         default=120.0, description="seconds that one exchange may take at most"
     )
     attempts: int = Field(default=3, ge=1, le=100, description="exchanges to try in a round")
@@ -288,7 +290,7 @@ class PeerConfig(Settings):
     def round_timeout_s(self) -> float:
         """Seconds that a whole round may take: waiting, and every attempt."""
         averaging = self.averaging
-        attempt_s = 2 * averaging.matchmaking_s + averaging.round_timeout_s
+        attempt_s = 2 * averaging.matchmaking_s + averaging.exchange_timeout_s
         return averaging.wait_s + averaging.attempts * attempt_s
 
     @field_validator("run_id")

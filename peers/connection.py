@@ -197,6 +197,6 @@ def _averaging_options(config: PeerConfig) -> AveragingOptions:
         wait=Seconds(averaging.wait_s),
         matchmaking=Seconds(averaging.matchmaking_s),
         stall=Seconds(averaging.stall_timeout_s),
-        exchange=Seconds(averaging.round_timeout_s),
+        exchange=Seconds(averaging.exchange_timeout_s),
         attempts=averaging.attempts,
     )

@@ -12,7 +12,7 @@ from typing_extensions import override
 from opendiloco.averaging.protocol import Averager, RoundOutcome, RoundRequest, RoundResult
 from opendiloco.units import OuterStep, Seconds
 
-_RoundKey = tuple[OuterStep, int]
+_RoundKey = tuple[OuterStep, int, str]
 
 
 @dataclass
@@ -62,7 +62,7 @@ class LocalSwarm:
         """
         came_at = time.monotonic()
         patience = min(self._patience, request.timeout)
-        key = (request.outer_step, request.fragment)
+        key = (request.outer_step, request.fragment, request.lineage)
         with self._changed:
             this_round = self._rounds.setdefault(key, _Round())
             if this_round.result is not None:

@@ -4,29 +4,33 @@ import math
 import multiprocessing
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from hivemind import DHT
-from hivemind.averaging.control import StepControl
-from hivemind.utils import get_dht_time
 from typing_extensions import override
 
+from opendiloco.averaging.attempt import Attempt, AttemptReport
 from opendiloco.averaging.exact import RoundAverager
-from opendiloco.averaging.options import CODECS, AveragingOptions
-from opendiloco.averaging.protocol import Averager, RoundOutcome, RoundRequest, RoundResult
+from opendiloco.averaging.options import AveragingOptions
+from opendiloco.averaging.protocol import (
+    Averager,
+    RoundOutcome,
+    RoundPhase,
+    RoundRequest,
+    RoundResult,
+)
 from opendiloco.errors import ConfigError, SwarmLostError
-from opendiloco.outer import is_finite
 from opendiloco.progress.view import SwarmView
 from opendiloco.schedule import Readiness, RoundPolicy
 from opendiloco.units import Seconds
 
-_LARGEST_SHARE = 2.0**50  # weight or tokens that a peer may claim for one round
-_VIEW_ELEMENTS = 1 << 20  # hivemind copies tensor by tensor: small views keep its memory low
 _START = Seconds(30.0)
-_ANSWER = Seconds(10.0)  # an averager process that takes longer to answer is stuck
+_ANSWER = Seconds(10.0)  # for an attempt to end beyond its time
+_PULSELESS = Seconds(6.0)  # an averager process that is silent for longer is stuck
 _GOODBYE = Seconds(4.0)  # for an exchange under way when this peer is told to leave
 _NEWS = Seconds(0.25)  # how often to look whether the others are ready
 
@@ -43,18 +47,12 @@ class Neighbours(Protocol):
         ...
 
 
-class _AttemptFailedError(Exception):
-    """One exchange did not work; the buffer holds rubbish."""
-
-
 class HivemindAverager(Averager):
-    """One :class:`RoundAverager` per fragment, over one flat buffer each.
+    """One :class:`RoundAverager` over one flat buffer, which all fragments use in turn.
 
-    Peers meet under a key made of the run, its fingerprint, the fragment and the outer
-    step. Must be created in the main thread, before CUDA and other threads: hivemind forks.
-
-    Attributes:
-        step_under_way: hivemind's control of the latest exchange; None before the first.
+    Peers meet under a key made of the run, its fingerprint, the codec, the outer step and
+    the state they start from. Must be created in the main thread, before CUDA and other
+    threads: hivemind forks.
     """
 
     def __init__(
@@ -66,8 +64,9 @@ class HivemindAverager(Averager):
         run_key: str,
         options: AveragingOptions,
         leaving: threading.Event,
+        observer: Callable[[RoundPhase], None] | None = None,
     ) -> None:
-        """Start the averagers.
+        """Start the averager's process.
 
         Args:
             dht: Where peers find each other.
@@ -76,35 +75,30 @@ class HivemindAverager(Averager):
             run_key: Peers with another one never meet; letters, digits, ``-`` and ``_``.
             options: Codec and patience.
             leaving: Once set, waiting and searching end at once, and an exchange soon.
+            observer: Runs in the averager's process as a round enters a phase.
         """
         self._leaving = leaving
         self._neighbours = neighbours
         self._options = options
         self._policy = RoundPolicy(wait=options.wait)
-        self._buffers = [_shared_vector(size) for size in fragment_sizes]
-        compression, self._element_bytes = CODECS[options.codec]
-        self._averagers = [
-            RoundAverager(
-                torch.split(buffer, _VIEW_ELEMENTS),
-                dht,
-                prefix=f"{run_key}-f{fragment}",
-                compression=compression(),
-                min_matchmaking_time=options.matchmaking,
-                request_timeout=options.matchmaking / 2,
-                sender_timeout=options.stall,
-                reducer_timeout=2 * options.stall,
-                next_chunk_timeout=options.stall,
-                allreduce_timeout=options.exchange,
-                shutdown_timeout=2.0,
-            )
-            for fragment, buffer in enumerate(self._buffers)
-        ]
+        self._fragment_sizes = tuple(fragment_sizes)
+        self._buffer = _shared_vector(max(fragment_sizes))
+        self._averager = RoundAverager(
+            self._buffer,
+            dht,
+            codec=options.codec,
+            stall=options.stall,
+            observer=observer,
+            prefix=f"{run_key}-{options.codec}",
+            auxiliary=options.auxiliary,
+            min_matchmaking_time=options.matchmaking,
+            request_timeout=options.matchmaking / 2,
+            shutdown_timeout=2.0,
+        )
         self._pending: Future[RoundResult] | None = None
         self._closed = False
-        self.step_under_way: StepControl | None = None
         try:
-            for averager in self._averagers:
-                averager.run_in_background(timeout=_START)
+            self._averager.run_in_background(timeout=_START)
         except TimeoutError:
             self.close()
             raise SwarmLostError(
@@ -128,13 +122,15 @@ class HivemindAverager(Averager):
 
     @property
     def processes(self) -> tuple[multiprocessing.Process, ...]:
-        """The averagers' processes."""
-        return tuple(self._averagers)
+        """The averager's process."""
+        return (self._averager,)
 
     def check(self) -> None:
-        """Raise :class:`SwarmLostError` if an averager's process is dead."""
-        if not all(averager.is_alive() for averager in self._averagers):
+        """Raise :class:`SwarmLostError` if the averager's process is dead or stuck."""
+        if not self._averager.is_alive():
             raise SwarmLostError("the averager's process has died; start this peer again")
+        if self._averager.silence > _PULSELESS:
+            raise SwarmLostError("the averager's process does not answer; start this peer again")
 
     @override
     def close(self) -> None:
@@ -142,12 +138,12 @@ class HivemindAverager(Averager):
         if self._closed:
             return
         self._closed = True
-        for averager in self._averagers:
-            if averager.is_alive():
-                averager.shutdown()
-                averager.join(timeout=1.0)
-            if averager.is_alive():
-                averager.kill()
+        if self._averager.is_alive():
+            self._averager.shutdown()
+            self._averager.join(timeout=1.0)
+        if self._averager.is_alive():
+            self._averager.kill()
+            self._averager.join(timeout=1.0)
 
     def _resolve(self, future: Future[RoundResult], request: RoundRequest) -> None:
         try:
@@ -163,33 +159,29 @@ class HivemindAverager(Averager):
         began_at = time.monotonic()
         deadline = began_at + request.timeout
         self._wait_for_others(request, deadline)
-        waited = Seconds(time.monotonic() - began_at)
-        reason = "out of time"
-        attempts = 0
-        while attempts < self._options.attempts and time.monotonic() < deadline:
+        progress = _Progress(waited=Seconds(time.monotonic() - began_at))
+        while progress.attempts < self._options.attempts and time.monotonic() < deadline:
             if self._is_ending:
-                reason = "this peer leaves"
+                progress.reason = "this peer leaves"
                 break
-            readiness, num_peers = self._policy.decide(
-                self._neighbours.view(), outer_step=request.outer_step, waited=Seconds(math.inf)
-            )
+            readiness, num_peers = self._decide(request, waited=Seconds(math.inf))
             if readiness is Readiness.BEHIND:
-                reason = "others are at a later outer step"
+                progress.reason = "others are at a later outer step"
                 break
             if readiness is Readiness.ALONE:
-                return self._alone(request, waited=waited, attempts=attempts)
-            attempts += 1
-            try:
-                return self._attempt(request, num_peers, waited=waited, attempts=attempts)
-            except _AttemptFailedError as error:
-                reason = str(error)
-                self._neighbours.refresh(_NEWS)
-        return RoundResult(
-            RoundOutcome.FAILED,
-            wait=waited,
-            matchmaking=Seconds(time.monotonic() - began_at - waited),
-            attempts=attempts,
-            reason=reason,
+                return self._alone(request, progress)
+            result = self._attempt(request, num_peers, progress)
+            if result is not None:
+                return result
+            self._neighbours.refresh(_NEWS)
+        return progress.result(RoundOutcome.FAILED)
+
+    def _decide(self, request: RoundRequest, *, waited: Seconds) -> tuple[Readiness, int]:
+        return self._policy.decide(
+            self._neighbours.view(),
+            outer_step=request.outer_step,
+            waited=waited,
+            lineage=request.lineage,
         )
 
     def _wait_for_others(self, request: RoundRequest, deadline: float) -> None:
@@ -197,114 +189,121 @@ class HivemindAverager(Averager):
         began_at = time.monotonic()
         while time.monotonic() < deadline and not self._is_ending:
             self._neighbours.refresh(_NEWS)
-            readiness, _ = self._policy.decide(
-                self._neighbours.view(),
-                outer_step=request.outer_step,
-                waited=Seconds(time.monotonic() - began_at),
-            )
+            readiness, _ = self._decide(request, waited=Seconds(time.monotonic() - began_at))
             if readiness is not Readiness.WAIT:
                 return
             time.sleep(_NEWS)
 
-    def _alone(self, request: RoundRequest, *, waited: Seconds, attempts: int) -> RoundResult:
-        buffer = self._buffers[request.fragment]
-        request.fill(buffer)
-        return RoundResult(
+    def _alone(self, request: RoundRequest, progress: "_Progress") -> RoundResult:
+        average = self._buffer[: self._fragment_sizes[request.fragment]]
+        request.fill(average)
+        return progress.result(
             RoundOutcome.ALONE,
-            average=buffer,
+            average=average,
             num_peers=1,
             total_weight=request.weight,
             num_tokens=request.num_tokens,
-            wait=waited,
-            attempts=attempts,
         )
 
     def _attempt(
-        self, request: RoundRequest, num_peers: int, *, waited: Seconds, attempts: int
-    ) -> RoundResult:
-        """Run one exchange with the peers that are there.
+        self, request: RoundRequest, num_peers: int, progress: "_Progress"
+    ) -> RoundResult | None:
+        """Search for the others and average with them once.
+
+        Returns:
+            The result; None if it did not work, and may be tried again.
 
         Raises:
-            _AttemptFailedError: If it did not work; it may be tried again.
             SwarmLostError: If the averager's process is dead or stuck.
         """
-        began_at = time.monotonic()
-        averager, buffer = self._averagers[request.fragment], self._buffers[request.fragment]
-        gathered = self._step(averager, buffer, request, num_peers)
-        members = [m for m in map(_contribution, gathered.values()) if m is not None]
-        if len(members) < len(gathered) or len(members) < 2:
-            raise _AttemptFailedError("a peer announced a weight or tokens that make no sense")
-        if 2 * len(members) <= num_peers:
-            # The other half may have found each other, too, and both would commit.
-            raise _AttemptFailedError(f"only {len(members)} of {num_peers} peers met")
-        if not is_finite(buffer):
-            raise _AttemptFailedError("the average has values that are not finite")
-        wire = round(2 * (len(members) - 1) / len(members) * buffer.numel() * self._element_bytes)
-        return RoundResult(
+        self.check()
+        size = self._fragment_sizes[request.fragment]
+        request.fill(self._buffer[:size])
+        ready = self._neighbours.view().ready_at(request.outer_step, request.lineage)
+        present = [peer for peer in ready if peer.peer_id not in progress.dropped]
+        report = self._await(
+            Attempt(
+                outer_step=request.outer_step,
+                lineage=request.lineage,
+                num_elements=size,
+                weight=float(request.weight),
+                num_tokens=int(request.num_tokens),
+                num_expected=max(2, 1 + len(present)),
+                num_peers=num_peers,
+                neighbours=tuple((peer.peer_id, peer.client_mode) for peer in ready),
+                search=Seconds(2 * self._options.matchmaking + 1.0),
+                exchange=self._options.exchange,
+            )
+        )
+        progress.add(report)
+        if report.reason:
+            return None
+        return progress.result(
             RoundOutcome.AVERAGED,
-            average=buffer,
-            num_peers=len(members),
-            total_weight=sum(weight for weight, _ in members),
-            num_tokens=sum(num_tokens for _, num_tokens in members),
-            wait=waited,
-            matchmaking=Seconds(max(0.0, time.monotonic() - began_at - averager.exchange)),
-            exchange=averager.exchange,
-            bytes_sent=wire,
-            bytes_received=wire,
-            attempts=attempts,
+            average=self._buffer[:size],
+            num_peers=len(report.contributors),
+            total_weight=sum(member.weight for member in report.contributors),
+            num_tokens=sum(member.num_tokens for member in report.contributors),
         )
 
-    def _step(
-        self, averager: RoundAverager, buffer: torch.Tensor, request: RoundRequest, num_peers: int
-    ) -> Mapping[Any, Any]:
-        self.check()
-        search = 2 * self._options.matchmaking + 1.0
-        try:
-            averager.address_round(request.outer_step, group_size=num_peers, timeout=_ANSWER)
-            request.fill(buffer)
-            control = averager.step(
-                gather=[float(request.weight), int(request.num_tokens)],
-                weight=float(request.weight),
-                scheduled_time=get_dht_time() + self._options.matchmaking,
-                timeout=search,
-                allow_retries=False,
-                wait=False,
-            )
-        except TimeoutError:
-            raise SwarmLostError("the averager does not answer; start this peer again") from None
-        self.step_under_way = control
-        self._await(control, timeout=Seconds(search + self._options.exchange + _ANSWER))
-        try:
-            gathered: Mapping[Any, Any] = control.result(timeout=0)
-        except Exception as error:  # noqa: BLE001 - hivemind hands over whatever went wrong
-            raise _AttemptFailedError(str(error) or type(error).__name__) from None
-        return gathered
-
-    def _await(self, control: StepControl, *, timeout: Seconds) -> None:
-        """Return when the step is done, well or not; give it up when this peer leaves."""
-        done = threading.Event()
-        control.add_done_callback(lambda _: done.set())
-        deadline = time.monotonic() + timeout
-        while not done.wait(_NEWS):
+    def _await(self, attempt: Attempt) -> AttemptReport:
+        """Have the attempt made; gives it up when this peer leaves."""
+        self._averager.begin(attempt)
+        patience = attempt.search + attempt.exchange + _ANSWER
+        deadline = give_up_at = time.monotonic() + patience
+        cancelled = False
+        while (report := self._averager.poll(_NEWS)) is None:
             self.check()
-            if self._is_ending:
-                # An exchange that has begun is finished: the others count on our part.
-                if control.began_allreduce and done.wait(_GOODBYE):
-                    return
-                control.cancel()
-                raise _AttemptFailedError("this peer leaves")
-            if time.monotonic() > deadline:
-                control.cancel()
+            if self._is_ending and not cancelled:
+                # An exchange that has begun may still end well: the others count on our part.
+                give_up_at = min(give_up_at, time.monotonic() + _GOODBYE)
+            if time.monotonic() > give_up_at and not cancelled:
+                self._averager.cancel()
+                cancelled = True
+            if time.monotonic() > deadline + _ANSWER:
                 raise SwarmLostError("the averager is stuck; start this peer again")
+        return report
 
 
-def _contribution(data: object) -> tuple[float, int] | None:
-    """Return weight and tokens that a peer announced, or None if they make no sense."""
-    match data:
-        case [float(weight), int(num_tokens)]:
-            if 0 < weight <= _LARGEST_SHARE and 0 <= num_tokens <= _LARGEST_SHARE:
-                return weight, num_tokens
-    return None
+@dataclass
+class _Progress:
+    """What the attempts of one round have come to so far."""
+
+    waited: Seconds
+    attempts: int = 0
+    reason: str = "out of time"
+    matchmaking: float = 0.0
+    exchange: Seconds = Seconds(0.0)
+    commit: Seconds = Seconds(0.0)
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    dropped: dict[str, str] = field(default_factory=dict)
+
+    def add(self, report: AttemptReport) -> None:
+        """Take note of one more attempt."""
+        self.attempts += 1
+        self.reason = report.reason
+        self.matchmaking += report.matchmaking
+        self.exchange, self.commit = report.exchange, report.commit
+        self.bytes_sent += report.bytes_sent
+        self.bytes_received += report.bytes_received
+        self.dropped.update(report.dropped)
+
+    def result(self, outcome: RoundOutcome, **average: Any) -> RoundResult:  # noqa: ANN401 - fields of RoundResult
+        """Return the round's result."""
+        return RoundResult(
+            outcome,
+            wait=self.waited,
+            matchmaking=Seconds(self.matchmaking),
+            exchange=self.exchange,
+            commit=self.commit,
+            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes_received,
+            attempts=self.attempts,
+            reason="" if outcome is not RoundOutcome.FAILED else self.reason,
+            dropped=self.dropped,
+            **average,
+        )
 
 
 def _shared_vector(size: int) -> torch.Tensor:

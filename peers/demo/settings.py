@@ -110,7 +110,7 @@ def peer_arguments(
         "diloco.outer-steps": config.outer_steps,
         "averaging.matchmaking-s": 3,
         "averaging.stall-timeout-s": 10,
-        "averaging.round-timeout-s": 30,
+        "averaging.exchange-timeout-s": 30,
         "network.host": "127.0.0.1",
         "network.min-peers": min_peers,
         "network.join-timeout-s": 180,

@@ -14,6 +14,7 @@ in the end. Where members learn from records how far the others are, the runner 
 averagers so that ``begin`` publishes the request's outer step.
 """
 
+import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -30,7 +31,7 @@ from tests.support import reference
 
 _ROUND = 30.0  # seconds for a round
 _RESULT = 60.0  # seconds after which a test gives up
-_WEIGHTS = (100.0, 300.0, 50.0)
+WEIGHTS = (100.0, 300.0, 50.0, 700.0, 20.0, 90.0, 410.0, 60.0)
 
 
 class SwarmOf(Protocol):
@@ -54,7 +55,7 @@ def request(
     fragment: int = 0,
     fill: Callable[[torch.Tensor], None] | None = None,
 ) -> RoundRequest:
-    """Return a member's part in a round, weighted with 100, 300 or 50."""
+    """Return a member's part in a round, weighted with 100, 300, 50, ..."""
 
     def contribute(out: torch.Tensor) -> None:
         out.copy_(contribution(member, size))
@@ -63,8 +64,8 @@ def request(
         outer_step=OuterStep(outer_step),
         fragment=fragment,
         fill=fill or contribute,
-        weight=_WEIGHTS[member],
-        num_tokens=int(_WEIGHTS[member]),
+        weight=WEIGHTS[member],
+        num_tokens=int(WEIGHTS[member]),
         timeout=Seconds(_ROUND),
     )
 
@@ -86,8 +87,18 @@ def run_round(
     )
 
 
-class AveragerContract:
-    """The facts; see the module's docstring."""
+def digest_of(result: RoundResult) -> str:
+    """Return the SHA-256 of an average's bytes."""
+    assert result.average is not None
+    return hashlib.sha256(result.average.numpy().tobytes()).hexdigest()
+
+
+class Facts:
+    """What the facts have in common.
+
+    Attributes:
+        rtol: How far an average may be from the exact one, relative to what went into it.
+    """
 
     rtol = 1e-6
 
@@ -100,6 +111,10 @@ class AveragerContract:
             result.average.numpy(), expected, rtol=self.rtol, atol=self.rtol * largest
         )
 
+
+class AveragerContract(Facts):
+    """The facts; see the module's docstring."""
+
     @pytest.mark.parametrize("count", [2, 3])
     def test_the_average_is_the_weighted_mean(self, swarm_of: SwarmOf, count: int) -> None:
         size = 1000
@@ -108,7 +123,7 @@ class AveragerContract:
         ended = run_round(averagers, size)
 
         vectors = [contribution(member, size).numpy() for member in range(count)]
-        expected = reference.weighted_mean(vectors, _WEIGHTS[:count])
+        expected = reference.weighted_mean(vectors, WEIGHTS[:count])
         for result in ended:
             self.assert_close(result, expected)
 
@@ -119,7 +134,7 @@ class AveragerContract:
         ended = run_round(averagers, size)
 
         vectors = [contribution(member, size).numpy() for member in range(2)]
-        expected = reference.weighted_mean(vectors, _WEIGHTS[:2])
+        expected = reference.weighted_mean(vectors, WEIGHTS[:2])
         for result in ended:
             self.assert_close(result, expected, largest=6.0)
 
@@ -131,6 +146,33 @@ class AveragerContract:
         averages = [result.average for result in ended if result.average is not None]
         assert len(averages) == 3
         assert len({average.numpy().tobytes() for average in averages}) == 1
+
+    @pytest.mark.timeout(300)
+    @pytest.mark.parametrize("count", [4, 8])
+    def test_all_members_hold_the_same_bytes_after_every_one_of_fifty_rounds(
+        self, swarm_of: SwarmOf, count: int
+    ) -> None:
+        size = 3000
+        averagers = swarm_of(count, [size])
+
+        digests = []
+        for step in range(50):
+            ended = run_round(averagers, size, outer_step=step)
+            digests.append({digest_of(result) for result in ended})
+
+        assert [len(of_round) for of_round in digests] == [1] * 50
+
+    def test_the_average_is_the_mean_in_float64_rounded_once(self, swarm_of: SwarmOf) -> None:
+        size = 100_000
+        averagers = swarm_of(3, [size])
+
+        ended = run_round(averagers, size)
+
+        vectors = [contribution(member, size).numpy() for member in range(3)]
+        expected = reference.weighted_mean(vectors, WEIGHTS[:3]).astype(np.float32)
+        for result in ended:
+            assert result.average is not None
+            np.testing.assert_array_max_ulp(result.average.numpy(), expected, maxulp=1)
 
     def test_a_result_says_whose_work_is_in_it(self, swarm_of: SwarmOf) -> None:
         averagers = swarm_of(3, [10])
@@ -182,20 +224,23 @@ class AveragerContract:
         ended = [run_round(averagers, 100, outer_step=step) for step in range(3)]
 
         vectors = [contribution(member, 100).numpy() for member in range(2)]
-        expected = reference.weighted_mean(vectors, _WEIGHTS[:2])
+        expected = reference.weighted_mean(vectors, WEIGHTS[:2])
         for result in (result for in_round in ended for result in in_round):
             assert result.num_peers == 2
             self.assert_close(result, expected)
 
-    def test_a_round_of_one_fragment_leaves_the_average_of_another(self, swarm_of: SwarmOf) -> None:
-        averagers = swarm_of(2, [10, 20])
+    @pytest.mark.parametrize("sizes", [[10, 20], [20, 10]])
+    def test_fragments_of_different_sizes_are_averaged_in_turn(
+        self, swarm_of: SwarmOf, sizes: list[int]
+    ) -> None:
+        averagers = swarm_of(2, sizes)
 
-        first = run_round(averagers, 10, outer_step=0, fragment=0)
-        run_round(averagers, 20, outer_step=1, fragment=1)
+        for fragment, size in enumerate(sizes):
+            ended = run_round(averagers, size, outer_step=fragment, fragment=fragment)
 
-        vectors = [contribution(member, 10).numpy() for member in range(2)]
-        for result in first:
-            self.assert_close(result, reference.weighted_mean(vectors, _WEIGHTS[:2]))
+            vectors = [contribution(member, size).numpy() for member in range(2)]
+            for result in ended:
+                self.assert_close(result, reference.weighted_mean(vectors, WEIGHTS[:2]))
 
     def test_members_at_different_outer_steps_never_meet(self, swarm_of: SwarmOf) -> None:
         averagers = swarm_of(2, [10])

@@ -22,7 +22,7 @@ inner.total_steps inner.min_lr_ratio inner.batch_size inner.micro_batch_size inn
 diloco.inner_steps diloco.outer_lr diloco.outer_momentum diloco.outer_steps diloco.weighting
 diloco.on_missed_round diloco.num_fragments diloco.overlap_steps
 averaging.codec averaging.matchmaking_s averaging.wait_s averaging.stall_timeout_s
-averaging.round_timeout_s averaging.attempts
+averaging.exchange_timeout_s averaging.attempts
 network.host network.port network.announce network.identity network.relay network.client_mode
 network.join_timeout_s network.heartbeat_s network.peer_timeout_s network.min_peers
 """
@@ -213,7 +213,7 @@ def test_a_peer_timeout_of_two_heartbeats_is_refused() -> None:
         ("--diloco.inner-steps", "0", "must be at least 1 (got 0)"),
         ("--inner.lr", "inf", "must be a finite number (got inf)"),
         ("--network.port", "65536", "must be at most 65535 (got 65536)"),
-        ("--averaging.codec", "fp8", "must be 'fp16' or 'none' (got fp8)"),
+        ("--averaging.codec", "fp8", "must be 'fp16', 'int8' or 'none' (got fp8)"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused(option: str, value: str, line: str) -> None:
@@ -274,7 +274,7 @@ def test_the_key_lies_in_the_folder_of_the_run_unless_told_otherwise() -> None:
 
 
 def test_a_round_may_take_the_wait_and_every_attempt() -> None:
-    averaging = AveragingConfig(wait_s=7, attempts=2, matchmaking_s=3, round_timeout_s=11)
+    averaging = AveragingConfig(wait_s=7, attempts=2, matchmaking_s=3, exchange_timeout_s=11)
 
     config = PeerConfig(new_swarm=True, averaging=averaging)
 

@@ -1,0 +1,278 @@
+"""Long-lived streams to other peers, over which the rounds' frames travel."""
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
+
+from opendiloco.averaging.frames import HEADER_BYTES, TAG_BYTES, Frame, FrameKind, read_header
+from opendiloco.units import Seconds
+
+_STREAMS = 2
+"""Per pair of peers. One stream does not fill a line of long delay (its window is the limit,
+and grows slowly); more than two are no faster."""
+
+_BULK_AHEAD = 4  # frames that may wait in front of a busy line, so that it is never idle
+_BUFFER_BYTES = 1 << 20
+_GREETING_BYTES = 10
+
+_Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Receive = Callable[[str, Frame], Awaitable[None]]
+"""Takes a frame from a peer; while it does not return, that stream is not read on."""
+Lost = Callable[[str, str], None]
+"""Hears that the link to a peer is lost, and why."""
+
+
+class Link:
+    """All streams to one peer. Frames may overtake each other.
+
+    Attributes:
+        peer_id: Whom it leads to.
+        was_heard: Whether anything has come in since this was last set to False.
+    """
+
+    def __init__(
+        self, peer_id: str, streams: list[_Stream], *, max_payload_bytes: int, stall: Seconds
+    ) -> None:
+        self.peer_id = peer_id
+        self.was_heard = True
+        self._streams = streams
+        self._max_payload_bytes = max_payload_bytes
+        self._stall = stall
+        self._queue: asyncio.PriorityQueue[tuple[bool, int, Frame]] = asyncio.PriorityQueue()
+        self._serial = itertools.count()
+        self._room = asyncio.Semaphore(_BULK_AHEAD)
+        self._stale_tag = b""
+        self._unsent = 0
+        self._all_sent = asyncio.Event()
+        self._all_sent.set()
+        self._task: asyncio.Task[None] | None = None
+
+    def run(self, receive: Receive, lost: Lost) -> None:
+        """Begin to send and receive, until a stream fails or :meth:`close` is called."""
+        self._task = asyncio.create_task(self._run(receive, lost))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames can be sent."""
+        return self._task is not None and not self._task.done()
+
+    def post(self, frame: Frame) -> None:
+        """Have a frame sent as soon as possible."""
+        if not self.is_open:
+            return
+        self._unsent += 1
+        self._all_sent.clear()
+        self._queue.put_nowait((frame.is_bulk, next(self._serial), frame))
+
+    async def send(self, frame: Frame) -> None:
+        """Have a bulk frame sent; returns when few enough others are waiting."""
+        await self._room.acquire()
+        self.post(frame)
+
+    def forget(self, tag: bytes) -> None:
+        """Do not send what is left of a round that is over, apart from messages."""
+        self._stale_tag = tag
+
+    async def flush(self) -> None:
+        """Return when everything that was posted has been written."""
+        await self._all_sent.wait()
+
+    def close(self) -> None:
+        """End the link; nobody is told that it is lost."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self, receive: Receive, lost: Lost) -> None:
+        reason = "the connection is lost"
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for reader, writer in self._streams:
+                    tasks.create_task(self._receive_from(reader, receive))
+                    tasks.create_task(self._send_to(writer))
+        except* TimeoutError:
+            reason = f"took nothing for {self._stall:g} s"
+        except* (OSError, EOFError):
+            pass
+        except* ValueError as errors:
+            reason = f"broke the protocol: {errors.exceptions[0]}"
+        finally:
+            self._all_sent.set()
+            for _, writer in self._streams:
+                writer.close()
+        lost(self.peer_id, reason)
+
+    async def _send_to(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            _, _, frame = await self._queue.get()
+            if frame.is_bulk:
+                self._room.release()
+            if frame.tag != self._stale_tag or frame.kind >= FrameKind.WANT:
+                writer.writelines((frame.header(), frame.payload))
+                async with asyncio.timeout(self._stall):
+                    await writer.drain()
+            self._unsent -= 1
+            if not self._unsent:
+                self._all_sent.set()
+
+    async def _receive_from(self, reader: asyncio.StreamReader, receive: Receive) -> None:
+        while True:
+            header = await reader.readexactly(HEADER_BYTES)
+            self.was_heard = True
+            frame, length = read_header(header, max_payload_bytes=self._max_payload_bytes)
+            payload = bytearray(length)
+            with memoryview(payload) as view:
+                filled = 0
+                while filled < length:
+                    chunk = await reader.read(length - filled)
+                    if not chunk:
+                        raise EOFError
+                    view[filled : filled + len(chunk)] = chunk
+                    filled += len(chunk)
+                    self.was_heard = True
+            await receive(self.peer_id, frame.carrying(payload))
+
+
+class Links:
+    """The links of this peer, by peer id. Lives in one event loop."""
+
+    def __init__(
+        self,
+        p2p: P2P,
+        protocol: str,
+        *,
+        receive: Receive,
+        lost: Lost,
+        max_payload_bytes: int,
+        stall: Seconds,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            p2p: Client of this peer's p2p daemon.
+            protocol: Name of the streams; peers with another one cannot connect.
+            receive: Takes every frame.
+            lost: Hears of every link that is lost.
+            max_payload_bytes: A peer that announces a longer one is cut off.
+            stall: A peer that takes nothing for longer is cut off.
+        """
+        self._p2p = p2p
+        self._protocol = protocol
+        self._receive = receive
+        self._lost = lost
+        self._max_payload_bytes = max_payload_bytes
+        self._stall = stall
+        self._links: dict[str, Link] = {}
+        self._opening: dict[str, asyncio.Task[Link]] = {}
+        self._arriving: dict[tuple[str, bytes], list[_Stream]] = {}
+        self._changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> None:
+        """Accept links from others from now on."""
+        await self._p2p.add_binary_stream_handler(self._protocol, self._accept)
+
+    def get(self, peer_id: str) -> Link | None:
+        """Return the open link to a peer, if there is one."""
+        link = self._links.get(peer_id)
+        return link if link is not None and link.is_open else None
+
+    async def connect(self, peer_id: str, *, opens: bool) -> Link:
+        """Return the link to a peer.
+
+        Args:
+            peer_id: The other peer.
+            opens: Whether this peer is the one of the two that opens links; otherwise wait
+                until the other has done so.
+        """
+        link = self.get(peer_id)
+        if link is not None:
+            return link
+        if opens:
+            task = self._opening.get(peer_id)
+            if task is None:
+                task = self._opening[peer_id] = asyncio.create_task(self._open(peer_id))
+                task.add_done_callback(lambda _: self._opening.pop(peer_id, None))
+            return await asyncio.shield(task)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.get(peer_id) is not None)
+        return self._links[peer_id]
+
+    def warm(self, peer_id: str) -> None:
+        """Open the link to a peer in the background, if it is this one's to open."""
+        if self.get(peer_id) is None and peer_id not in self._opening:
+            self._start(self._try_open(peer_id))
+
+    def close(self) -> None:
+        """End all links."""
+        for link in self._links.values():
+            link.close()
+
+    async def _try_open(self, peer_id: str) -> None:
+        with contextlib.suppress(Exception):  # it is tried again when the link is needed
+            await self.connect(peer_id, opens=True)
+
+    async def _open(self, peer_id: str) -> Link:
+        greeting = secrets.token_bytes(TAG_BYTES)
+        streams: list[_Stream] = []
+        try:
+            async with asyncio.timeout(self._stall):
+                for index in range(_STREAMS):
+                    _, reader, writer = await self._p2p.call_binary_stream_handler(
+                        PeerID.from_base58(peer_id), self._protocol
+                    )
+                    streams.append((reader, writer))
+                    writer.write(greeting + bytes((index, _STREAMS)))
+                    await writer.drain()
+        except BaseException:
+            for _, writer in streams:
+                writer.close()
+            raise
+        return await self._add(peer_id, streams)
+
+    async def _accept(
+        self,
+        info: StreamInfo,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        peer_id = str(info.peer_id)
+        try:
+            async with asyncio.timeout(self._stall):
+                greeting = await reader.readexactly(_GREETING_BYTES)
+        except (OSError, EOFError, TimeoutError):
+            writer.close()
+            return
+        nonce, num_streams = greeting[:TAG_BYTES], greeting[-1]
+        for key in [key for key in self._arriving if key[0] == peer_id and key[1] != nonce]:
+            for _, stale in self._arriving.pop(key):
+                stale.close()
+        streams = self._arriving.setdefault((peer_id, nonce), [])
+        streams.append((reader, writer))
+        if len(streams) >= min(num_streams, 2 * _STREAMS):
+            del self._arriving[peer_id, nonce]
+            await self._add(peer_id, streams)
+
+    async def _add(self, peer_id: str, streams: list[_Stream]) -> Link:
+        for _, writer in streams:
+            writer.transport.set_write_buffer_limits(high=_BUFFER_BYTES)
+        link = Link(peer_id, streams, max_payload_bytes=self._max_payload_bytes, stall=self._stall)
+        known = self._links.get(peer_id)
+        self._links[peer_id] = link
+        if known is not None and known.is_open:
+            known.close()
+            self._lost(peer_id, "has connected anew")
+        link.run(self._receive, self._lost)
+        async with self._changed:
+            self._changed.notify_all()
+        return link
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
