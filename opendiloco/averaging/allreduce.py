@@ -47,7 +47,7 @@ class AllReduce:
         members: Who takes part; changed by :meth:`freeze`.
         have: Parts whose average is here, as a bit set.
         vote: Digest of the whole average; empty until it is complete.
-        contributors: Members whose data is in the average, as a bit set.
+        contributors: Members whose data is in the parts that are here, as a bit set.
     """
 
     def __init__(
@@ -237,14 +237,13 @@ class AllReduce:
         self.have |= 1 << frame.part
         self._digests[frame.part] = digest
         self._contributors_to[frame.part] = frame.contributors
+        self.contributors |= frame.contributors
         if 2 * len(self._digests) >= len(self.parts):
             self._enter_phase(RoundPhase.EXCHANGE)
         for member in self._wanted.pop(frame.part, set()):
             self.give(member, frame.part)
         if self._trains and len(self._digests) == len(self.parts):
             self._enter_phase(RoundPhase.COMMIT)
-            for contributors in self._contributors_to.values():
-                self.contributors |= contributors
             ordered = (self._digests[part] for part in range(len(self.parts)))
             self.vote = hashlib.sha256(b"".join(ordered)).hexdigest()
 

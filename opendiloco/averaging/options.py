@@ -11,7 +11,8 @@ class AveragingOptions:
 
     Attributes:
         codec: Name of the wire format, one of :data:`opendiloco.averaging.codecs.CODECS`.
-        auxiliary: Average what others send, and contribute nothing.
+        auxiliary: Average what others send, contribute nothing and get no average. The
+            weight of such a peer's requests is not used.
         wait: Longest time to wait for live peers that still train.
         matchmaking: Patience for late peers once the search has begun.
         stall: A peer that is silent for longer is dropped from the exchange.

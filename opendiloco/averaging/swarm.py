@@ -240,7 +240,7 @@ class HivemindAverager(Averager):
             return None
         return progress.result(
             RoundOutcome.AVERAGED,
-            average=self._buffer[:size],
+            average=None if self._options.auxiliary else self._buffer[:size],
             num_peers=len(report.contributors),
             total_weight=sum(member.weight for member in report.contributors),
             num_tokens=sum(member.num_tokens for member in report.contributors),

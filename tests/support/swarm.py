@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from opendiloco.averaging.group import Role
 from opendiloco.averaging.options import AveragingOptions
 from opendiloco.averaging.swarm import HivemindAverager
 from opendiloco.dht import NetworkOptions, SwarmDHT
@@ -48,12 +49,14 @@ def nodes(
     fragment_sizes: Sequence[int] | None = None,
     codec: str = "none",
     patience: float = 3.0,
+    roles: Sequence[Role] | None = None,
 ) -> Iterator[list[Node]]:
     """Start peers that know each other; ends them all.
 
     Averagers are made only with ``fragment_sizes``. ``patience`` is that of matchmaking, in
-    seconds.
+    seconds. All are full members if no ``roles`` are given; the first cannot be a client.
     """
+    roles = roles or [Role.FULL] * count
     with ExitStack() as stack:
         made: list[Node] = []
         leaving = threading.Event()
@@ -62,25 +65,34 @@ def nodes(
             options = NetworkOptions(
                 host="127.0.0.1",
                 initial_peers=tuple(made[0].dht.addresses()[:1]) if made else (),
+                client_mode=roles[index] is Role.CLIENT,
                 join_timeout=Seconds(30.0),
             )
             identity = load_or_create_identity(folder / f"{index}.key")
             dht = stack.enter_context(SwarmDHT.start(options, identity, on_retry=lambda _: None))
             record = PeerRecord(
-                peer_id=dht.peer_id, name=f"node-{index}", fingerprint="f", state="training"
+                peer_id=dht.peer_id,
+                name=f"node-{index}",
+                fingerprint="f",
+                state="training",
+                client_mode=roles[index] is Role.CLIENT,
             )
             tracker = ProgressTracker(
                 dht, record, run_id=RUN_ID, heartbeat=Seconds(1.0), max_age=Seconds(5.0)
             )
             made.append(Node(dht, tracker))
         if fragment_sizes is not None:
-            for node in made:
+            for node, role in zip(made, roles, strict=True):
                 node.averager = HivemindAverager(
                     node.dht.dht,
                     fragment_sizes,
                     node.tracker,
                     run_key=f"{RUN_ID}-f",
-                    options=AveragingOptions(codec=codec, matchmaking=Seconds(patience)),
+                    options=AveragingOptions(
+                        codec=codec,
+                        auxiliary=role is Role.AUXILIARY,
+                        matchmaking=Seconds(patience),
+                    ),
                     leaving=leaving,
                 )
                 stack.callback(node.averager.close)
