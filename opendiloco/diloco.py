@@ -83,6 +83,7 @@ class DiLoCo:
         weighting: Weighting = Weighting.TOKENS,
         round_timeout: Seconds = Seconds(300.0),
     ) -> None:
+        state.hold()
         self._state = state
         self._layout = layout
         self._averager = averager
@@ -96,7 +97,10 @@ class DiLoCo:
 
     @property
     def state(self) -> OuterState:
-        """The outer state after the last committed outer step."""
+        """The outer state after the last committed outer step.
+
+        Hold it to use it beyond the next commit.
+        """
         return self._state
 
     @property
@@ -212,11 +216,16 @@ class DiLoCo:
                 name: (local[name].to("cpu", torch.float32) - old[name]).add_(anchor)
                 for name, anchor in parameters.items()
             }
-        self._state = state
+        self._replace(state)
         if not keep_local_work:
             self._forget_local_work()
         verdict = Verdict.REBASED if keep_local_work else Verdict.DISCARDED
         return OuterReport(state.outer_step, verdict, parameters, None, is_absurd=is_absurd)
+
+    def replace_averager(self, averager: Averager) -> None:
+        """Go on with another averager; a round in flight is given up, and its work kept."""
+        self._averager = averager
+        self._export = None
 
     def align(self, inner_step: int) -> None:
         """Take the position of peers that are further in the span, to be ready with them.
@@ -231,16 +240,27 @@ class DiLoCo:
     def _commit(self, export: _Export, result: RoundResult) -> None:
         assert result.average is not None  # noqa: S101 - a committed round has an average
         fragments = list(self._state.fragments)
+        before = fragments[export.fragment]
         fragments[export.fragment] = nesterov_step(
-            fragments[export.fragment], result.average, config=self._outer
+            before,
+            result.average,
+            config=self._outer,
+            in_place=before.holders.take_over(),  # half the memory, if nobody downloads it
         )
-        self._state = OuterState(
-            outer_step=OuterStep(self._state.outer_step + 1),
-            num_tokens=self._state.num_tokens + result.num_tokens,
-            fragments=tuple(fragments),
+        self._replace(
+            OuterState(
+                outer_step=OuterStep(self._state.outer_step + 1),
+                num_tokens=self._state.num_tokens + result.num_tokens,
+                fragments=tuple(fragments),
+            )
         )
         self._inner_step -= export.inner_step
         self._num_tokens -= export.num_tokens
+
+    def _replace(self, state: OuterState) -> None:
+        state.hold()
+        self._state.release()
+        self._state = state
 
     def _merge(self, fragment: int, local: TensorSet) -> TensorSet:
         """Return the model's parameters after a commit of this fragment."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from opendiloco.state import FragmentState
+from opendiloco.state import SLICE_ELEMENTS, FragmentState
 
 LARGEST_CHANGE = 32752.0
 """Half of what float16 can hold, since a difference of two contributions travels, too. On the
@@ -48,9 +48,13 @@ def pseudo_gradient_(out: torch.Tensor, anchor: torch.Tensor, local: torch.Tenso
 
 
 def nesterov_step(
-    state: FragmentState, gradient: torch.Tensor, *, config: NesterovConfig
+    state: FragmentState,
+    gradient: torch.Tensor,
+    *,
+    config: NesterovConfig,
+    in_place: bool = False,
 ) -> FragmentState:
-    """Return the fragment after one Nesterov update; ``state`` is left as it is.
+    """Return the fragment after one Nesterov update.
 
     ``v' = mu * v + g`` and ``anchor' = anchor - lr * (g + mu * v')``, as single float32
     multiplications and additions, so that every processor computes the same bytes.
@@ -59,6 +63,7 @@ def nesterov_step(
         state: Anchor and momentum that every averaging peer started from.
         gradient: The swarm's averaged pseudo-gradient, flat float32 on CPU.
         config: Learning rate and momentum.
+        in_place: Overwrite ``state``, which nobody else may be using.
 
     Raises:
         FloatingPointError: If any value of ``gradient`` is not finite.
@@ -69,13 +74,20 @@ def nesterov_step(
     """
     if not is_finite(gradient):
         raise FloatingPointError("the averaged pseudo-gradient has values that are not finite")
-    momentum = torch.mul(state.momentum, config.momentum)
-    momentum.add_(gradient)
-    anchor = torch.mul(momentum, config.momentum)
-    anchor.add_(gradient)
-    anchor.mul_(config.lr)
-    torch.sub(state.anchor, anchor, out=anchor)
-    return FragmentState(anchor=anchor, momentum=momentum)
+    if in_place:
+        after = FragmentState(state.anchor, state.momentum)
+    else:
+        after = FragmentState(state.anchor.clone(), state.momentum.clone())
+    vectors = (after.anchor, after.momentum, gradient)
+    slices = (torch.split(vector, SLICE_ELEMENTS) for vector in vectors)
+    for anchor, momentum, mean in zip(*slices, strict=True):
+        momentum.mul_(config.momentum)
+        momentum.add_(mean)
+        step = torch.mul(momentum, config.momentum)
+        step.add_(mean)
+        step.mul_(config.lr)
+        anchor.sub_(step)
+    return after
 
 
 def is_within_bounds(anchor: torch.Tensor, local: torch.Tensor) -> bool:
@@ -85,10 +97,7 @@ def is_within_bounds(anchor: torch.Tensor, local: torch.Tensor) -> bool:
         anchor: Float32 on CPU.
         local: Same shape; any floating dtype and device.
     """
-    if anchor.numel() == 0:
-        return True
-    low, high = torch.aminmax(anchor - local.to("cpu", torch.float32))
-    return bool((low >= -LARGEST_CHANGE) & (high <= LARGEST_CHANGE))  # false for NaN
+    return is_sound(anchor - local.to("cpu", torch.float32))
 
 
 def is_finite(values: torch.Tensor) -> bool:
@@ -97,3 +106,12 @@ def is_finite(values: torch.Tensor) -> bool:
         return True
     low, high = torch.aminmax(values)
     return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def is_sound(change: torch.Tensor) -> bool:
+    """Return whether all elements are finite and none is beyond :data:`LARGEST_CHANGE`."""
+    if change.numel() == 0:
+        return True
+    low, high = torch.aminmax(change)
+    # Written so that NaN, which is neither more nor less, is caught as well.
+    return bool((low >= -LARGEST_CHANGE) & (high <= LARGEST_CHANGE))

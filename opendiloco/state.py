@@ -2,9 +2,10 @@
 
 import hashlib
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
@@ -23,6 +24,35 @@ _MAX_HASHERS = 8
 _WORTH_THREADS = 1 << 20  # elements: a millisecond's work
 
 
+class Holders:
+    """Counts who uses vectors, so that they are overwritten only when nobody else does.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._is_closed = False
+
+    def enter(self) -> bool:
+        """Begin to use them; returns False if they are being overwritten."""
+        with self._lock:
+            self._count += not self._is_closed
+            return not self._is_closed
+
+    def leave(self) -> None:
+        """End to use them."""
+        with self._lock:
+            self._count -= 1
+
+    def take_over(self) -> bool:
+        """Return whether the one holder that asks is the only one; then no other can enter."""
+        with self._lock:
+            self._is_closed = self._count == 1
+            return self._is_closed
+
+
 @dataclass(frozen=True, slots=True)
 class FragmentState:
     """Anchor and outer momentum of one fragment.
@@ -30,18 +60,20 @@ class FragmentState:
     Attributes:
         anchor: Parameters at the last committed outer step, flat float32 on CPU.
         momentum: Nesterov buffer, same shape; zeros before the first update.
+        holders: Who uses the two.
     """
 
     anchor: torch.Tensor
     momentum: torch.Tensor
+    holders: Holders = field(default_factory=Holders, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class OuterState:
     """The outer state right after a committed outer step.
 
-    States are replaced, never changed: a thread can serve one while training computes
-    the next, so a joining peer never receives half of each.
+    A state that is held by two does not change: a thread can serve it while training
+    computes the next, so a joining peer never receives half of each.
 
     Attributes:
         outer_step: Number of outer updates contained in the anchors.
@@ -97,6 +129,22 @@ class OuterState:
     def lineage(self) -> str:
         """Leading digits of the digest: peers at one outer step average only where it is equal."""
         return self.digest[:LINEAGE_DIGITS]
+
+    def hold(self) -> bool:
+        """Keep the content from being overwritten; returns False if it is too late for that."""
+        held: list[FragmentState] = []
+        for fragment in self.fragments:
+            if not fragment.holders.enter():
+                for other in held:
+                    other.holders.leave()
+                return False
+            held.append(fragment)
+        return True
+
+    def release(self) -> None:
+        """End what :meth:`hold` began."""
+        for fragment in self.fragments:
+            fragment.holders.leave()
 
     def parameters(self, layout: Layout) -> dict[str, torch.Tensor]:
         """Return the anchors as named tensors, views not copies."""

@@ -155,25 +155,35 @@ class StateExchange:
         self, _info: object, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Answer one peer that wants the state."""
+        state = self._state
         with contextlib.closing(writer), contextlib.suppress(OSError, EOFError, ValueError):
-            state = self._state
-            if state is None:
+            if state is None or not state.hold():
                 return
-            manifest = Manifest(
-                outer_step=state.outer_step,
-                num_tokens=state.num_tokens,
-                slice_digests=[digest.hex() for digest in state.slice_digests],
-            )
-            await _send(writer, manifest.model_dump_json().encode())
-            # Only now a turn: somebody who asks for nothing must not keep others waiting.
-            limit = _INDEX_BYTES * (1 + len(state.slices))
-            wanted = _Wanted.validate_json(await _receive(reader, limit=limit), strict=True)
-            if len(set(wanted)) < len(wanted) or any(i >= len(state.slices) for i in wanted):
-                return
-            async with self._turns:
-                for index in wanted:
-                    writer.write(slice_bytes(state.slices[index]))
-                    await asyncio.wait_for(writer.drain(), _STALL)
+            try:
+                await self._serve(state, reader, writer)
+            finally:
+                state.release()
+
+    async def _serve(
+        self, state: OuterState, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        # Nothing may be left to send when this ends: the memory is used again.
+        writer.transport.set_write_buffer_limits(high=0)
+        manifest = Manifest(
+            outer_step=state.outer_step,
+            num_tokens=state.num_tokens,
+            slice_digests=[digest.hex() for digest in state.slice_digests],
+        )
+        await _send(writer, manifest.model_dump_json().encode())
+        # Only now a turn: somebody who asks for nothing must not keep others waiting.
+        limit = _INDEX_BYTES * (1 + len(state.slices))
+        wanted = _Wanted.validate_json(await _receive(reader, limit=limit), strict=True)
+        if len(set(wanted)) < len(wanted) or any(i >= len(state.slices) for i in wanted):
+            return
+        async with self._turns:
+            for index in wanted:
+                writer.write(slice_bytes(state.slices[index]))
+                await asyncio.wait_for(writer.drain(), _STALL)
 
     async def _fetch(
         self,

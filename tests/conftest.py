@@ -11,7 +11,9 @@ import psutil
 import pytest
 from hypothesis import settings
 
-pytest.register_assert_rewrite("tests.support", "tests.contracts.averager_contract")
+pytest.register_assert_rewrite(
+    "tests.support", "tests.contracts.averager_contract", "tests.contracts.bounds_contract"
+)
 
 # A loaded machine must not fail a property by being slow, nor luck by picking an example.
 settings.register_profile("house", deadline=None, derandomize=True)

@@ -9,16 +9,14 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from opendiloco.averaging.codecs import CODECS, Codec
+from opendiloco.averaging.codecs import Codec, Payload
 from opendiloco.averaging.frames import Frame, FrameKind, bits
 from opendiloco.averaging.group import Group, Parts
 from opendiloco.averaging.messages import Plan
 from opendiloco.averaging.protocol import RoundPhase
-from opendiloco.averaging.reducer import PartReducer, decode_checked, part_digest
+from opendiloco.averaging.reducer import PartReducer, decode_checked, part_digest, scratch
 
 T = TypeVar("T")
-
-_COPIES = CODECS["none"]
 
 
 class Outlet(Protocol):
@@ -182,10 +180,9 @@ class AllReduce:
         if part in self._made:
             self._outlet.post(member, self._made[part])
         elif self.have >> part & 1:
-            contributors = self._contributors_to[part]
-            frame = Frame(FrameKind.COPY, self._group.tag, part, 0, contributors)
-            copy = bytes(_COPIES.encode(self._view(part)).payload)
-            self._outlet.post(member, frame.carrying(copy))
+            # What was decoded encodes to the payload that it came from.
+            payload = self._codec.encode(self._view(part)).payload
+            self._outlet.post(member, self._average(part, self._contributors_to[part], payload))
         elif part < len(self.parts):
             self._wanted.setdefault(part, set()).add(member)
 
@@ -218,19 +215,19 @@ class AllReduce:
         averaged = self._sums.finish(part)
         if self._trains:
             self._view(part).copy_(averaged.values)
-        frame = Frame(FrameKind.AVERAGE, self._group.tag, part, 0, bits(averaged.contributors))
-        digest = part_digest(averaged.values, frame.contributors)
-        return frame.carrying(averaged.payload), digest
+        frame = self._average(part, bits(averaged.contributors), averaged.payload)
+        return frame, part_digest(frame.payload, frame.contributors)
+
+    def _average(self, part: int, contributors: int, payload: Payload) -> Frame:
+        return Frame(FrameKind.AVERAGE, self._group.tag, part, 0, contributors, payload)
 
     def _apply(self, frame: Frame) -> bytes:
         """Write a part of the average into the vector; runs in a thread."""
         view = self._view(frame.part)
-        values = torch.empty(len(view))
-        decode_checked(
-            _COPIES if frame.kind is FrameKind.COPY else self._codec, frame.payload, values
-        )
+        values = scratch(len(view))
+        decode_checked(self._codec, frame.payload, values)
         view.copy_(values)
-        return part_digest(values, frame.contributors)
+        return part_digest(frame.payload, frame.contributors)
 
     def _register(self, frame: Frame, digest: bytes) -> None:
         """Take note that the average of a part is here."""

@@ -47,6 +47,7 @@ class AttemptReport:
 
     Attributes:
         reason: Why there is no average; empty if there is one.
+        num_met: Members of the group that was found; 0 if there was none.
         contributors: Members whose data is in it.
         dropped: Peer ids that were lost on the way, and why.
         matchmaking: Time until the group was known.
@@ -57,6 +58,7 @@ class AttemptReport:
     """
 
     reason: str = ""
+    num_met: int = 0
     contributors: tuple[Member, ...] = ()
     dropped: tuple[tuple[str, str], ...] = ()
     matchmaking: Seconds = Seconds(0.0)

@@ -28,6 +28,7 @@ from opendiloco.averaging.lines import LinkLike
 from opendiloco.averaging.links import Links
 from opendiloco.averaging.messages import Commit, encode_message
 from opendiloco.averaging.protocol import RoundPhase
+from opendiloco.memory import give_back_memory
 from opendiloco.units import Seconds
 
 _PULSE = Seconds(0.5)
@@ -146,11 +147,13 @@ class RoundAverager(DecentralizedAverager):
         except Exception as error:  # noqa: BLE001 - the peer's process decides what to do
             report = AttemptReport(
                 reason=str(error) or type(error).__name__,
+                num_met=0 if self._exchange is None else len(self._exchange.group.members),
                 dropped=self._dropped(),
                 matchmaking=Seconds(time.monotonic() - began_at),
             )
         finally:
             self._exchange = None
+            give_back_memory()
         self._reply_end.send((number, report))
 
     async def _cancel_attempt(self, number: int) -> None:
@@ -188,6 +191,7 @@ class RoundAverager(DecentralizedAverager):
         report = await exchange.run()
         self._remember(exchange)
         return AttemptReport(
+            num_met=len(group.members),
             contributors=tuple(group.members[index] for index in report.contributors),
             dropped=self._dropped(),
             matchmaking=matchmaking,

@@ -172,7 +172,7 @@ class Exchange:
         try:
             if frame.kind is FrameKind.CONTRIBUTION:
                 await self._work.take_contribution(sender, frame)
-            elif frame.kind in {FrameKind.AVERAGE, FrameKind.COPY}:
+            elif frame.kind is FrameKind.AVERAGE:
                 self._check_contributors(frame)
                 await self._work.take_average(frame)
             elif frame.kind is not FrameKind.PING:

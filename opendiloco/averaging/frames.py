@@ -22,15 +22,14 @@ class FrameKind(enum.IntEnum):
 
     PING = 0  # I am alive
     CONTRIBUTION = 1  # a part of the sender's vector, encoded; for its reducer
-    AVERAGE = 2  # a part of the average, encoded; from its reducer
-    COPY = 3  # a part of the average, as plain float32; from a member that has it
-    WANT = 4  # indices of parts that the sender misses; for a member that has them
-    STATUS = 5  # what the sender has, votes for and suspects; for the coordinator
-    VIEW = 6  # who takes part from now on; from the coordinator
-    PLAN = 7  # who averages or copies the parts that are missing; from the coordinator
-    COMMIT = 8  # the average is decided
-    ABORT = 9  # there will be no average
-    LEAVE = 10  # the sender takes part no more
+    AVERAGE = 2  # a part of the average, encoded; from its reducer, or from a member that has it
+    WANT = 3  # indices of parts that the sender misses; for a member that has them
+    STATUS = 4  # what the sender has, votes for and suspects; for the coordinator
+    VIEW = 5  # who takes part from now on; from the coordinator
+    PLAN = 6  # who averages or gives the parts that are missing; from the coordinator
+    COMMIT = 7  # the average is decided
+    ABORT = 8  # there will be no average
+    LEAVE = 9  # the sender takes part no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,19 @@ class Frame:
 
     @property
     def is_bulk(self) -> bool:
-        """Whether it waits its turn behind everything else."""
+        """Whether only a few of its kind may wait to be sent."""
         return self.kind is FrameKind.CONTRIBUTION
+
+    @property
+    def rank(self) -> int:
+        """Frames of a lower rank are sent first.
+
+        Contributions come before averages: the last average can leave no earlier than the
+        last contribution has arrived, so any average sent before it makes the round longer.
+        """
+        if self.kind is FrameKind.CONTRIBUTION:
+            return 1
+        return 2 if self.kind is FrameKind.AVERAGE else 0
 
     @property
     def num_bytes(self) -> int:

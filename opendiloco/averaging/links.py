@@ -3,14 +3,15 @@
 import asyncio
 import contextlib
 import itertools
-import secrets
+import struct
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 
-from opendiloco.averaging.frames import HEADER_BYTES, TAG_BYTES, Frame, FrameKind, read_header
+from opendiloco.averaging.frames import HEADER_BYTES, Frame, FrameKind, read_header
 from opendiloco.units import Seconds
 
 _STREAMS = 2
@@ -18,8 +19,10 @@ _STREAMS = 2
 and grows slowly); more than two are no faster."""
 
 _BULK_AHEAD = 4  # frames that may wait in front of a busy line, so that it is never idle
-_BUFFER_BYTES = 1 << 20
-_GREETING_BYTES = 10
+_BUFFER_BYTES = 1 << 18  # more would make messages wait behind it on slow lines
+_OPEN = Seconds(5.0)  # for one attempt to open a link
+
+_GREETING = struct.Struct(">QBB")  # number of the link; index and number of its streams
 
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Receive = Callable[[str, Frame], Awaitable[None]]
@@ -33,18 +36,26 @@ class Link:
 
     Attributes:
         peer_id: Whom it leads to.
+        number: Later links of the same peer have higher ones.
         was_heard: Whether anything has come in since this was last set to False.
     """
 
     def __init__(
-        self, peer_id: str, streams: list[_Stream], *, max_payload_bytes: int, stall: Seconds
+        self,
+        peer_id: str,
+        number: int,
+        streams: list[_Stream],
+        *,
+        max_payload_bytes: int,
+        stall: Seconds,
     ) -> None:
         self.peer_id = peer_id
+        self.number = number
         self.was_heard = True
         self._streams = streams
         self._max_payload_bytes = max_payload_bytes
         self._stall = stall
-        self._queue: asyncio.PriorityQueue[tuple[bool, int, Frame]] = asyncio.PriorityQueue()
+        self._queue: asyncio.PriorityQueue[tuple[int, int, Frame]] = asyncio.PriorityQueue()
         self._serial = itertools.count()
         self._room = asyncio.Semaphore(_BULK_AHEAD)
         self._stale_tag = b""
@@ -68,7 +79,7 @@ class Link:
             return
         self._unsent += 1
         self._all_sent.clear()
-        self._queue.put_nowait((frame.is_bulk, next(self._serial), frame))
+        self._queue.put_nowait((frame.rank, next(self._serial), frame))
 
     async def send(self, frame: Frame) -> None:
         """Have a bulk frame sent; returns when few enough others are waiting."""
@@ -114,11 +125,23 @@ class Link:
                 self._room.release()
             if frame.tag != self._stale_tag or frame.kind >= FrameKind.WANT:
                 writer.writelines((frame.header(), frame.payload))
-                async with asyncio.timeout(self._stall):
-                    await writer.drain()
+                await self._drain(writer)
             self._unsent -= 1
             if not self._unsent:
                 self._all_sent.set()
+
+    async def _drain(self, writer: asyncio.StreamWriter) -> None:
+        """Wait until the stream can take more; raises TimeoutError if it takes nothing at all."""
+        while True:
+            left = writer.transport.get_write_buffer_size()
+            try:
+                async with asyncio.timeout(self._stall):
+                    await writer.drain()
+            except TimeoutError:
+                if writer.transport.get_write_buffer_size() >= left:
+                    raise
+            else:
+                return
 
     async def _receive_from(self, reader: asyncio.StreamReader, receive: Receive) -> None:
         while True:
@@ -169,7 +192,7 @@ class Links:
         self._stall = stall
         self._links: dict[str, Link] = {}
         self._opening: dict[str, asyncio.Task[Link]] = {}
-        self._arriving: dict[tuple[str, bytes], list[_Stream]] = {}
+        self._arriving: dict[str, tuple[int, list[_Stream]]] = {}
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -190,18 +213,22 @@ class Links:
             opens: Whether this peer is the one of the two that opens links; otherwise wait
                 until the other has done so.
         """
-        link = self.get(peer_id)
-        if link is not None:
-            return link
-        if opens:
-            task = self._opening.get(peer_id)
-            if task is None:
-                task = self._opening[peer_id] = asyncio.create_task(self._open(peer_id))
-                task.add_done_callback(lambda _: self._opening.pop(peer_id, None))
-            return await asyncio.shield(task)
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.get(peer_id) is not None)
-        return self._links[peer_id]
+        while (link := self.get(peer_id)) is None:
+            if opens:
+                # An attempt from before may hang on a peer that was stopped then.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.shield(self._opening_of(peer_id))
+            else:
+                async with self._changed:
+                    await self._changed.wait_for(lambda: self.get(peer_id) is not None)
+        return link
+
+    def _opening_of(self, peer_id: str) -> asyncio.Task[Link]:
+        task = self._opening.get(peer_id)
+        if task is None:
+            task = self._opening[peer_id] = asyncio.create_task(self._open(peer_id))
+            task.add_done_callback(lambda _: self._opening.pop(peer_id, None))
+        return task
 
     def warm(self, peer_id: str) -> None:
         """Open the link to a peer in the background, if it is this one's to open."""
@@ -215,25 +242,25 @@ class Links:
 
     async def _try_open(self, peer_id: str) -> None:
         with contextlib.suppress(Exception):  # it is tried again when the link is needed
-            await self.connect(peer_id, opens=True)
+            await self._opening_of(peer_id)
 
     async def _open(self, peer_id: str) -> Link:
-        greeting = secrets.token_bytes(TAG_BYTES)
+        number = time.time_ns()
         streams: list[_Stream] = []
         try:
-            async with asyncio.timeout(self._stall):
+            async with asyncio.timeout(min(_OPEN, self._stall / 3)):
                 for index in range(_STREAMS):
                     _, reader, writer = await self._p2p.call_binary_stream_handler(
                         PeerID.from_base58(peer_id), self._protocol
                     )
                     streams.append((reader, writer))
-                    writer.write(greeting + bytes((index, _STREAMS)))
+                    writer.write(_GREETING.pack(number, index, _STREAMS))
                     await writer.drain()
         except BaseException:
             for _, writer in streams:
                 writer.close()
             raise
-        return await self._add(peer_id, streams)
+        return await self._add(peer_id, number, streams)
 
     async def _accept(
         self,
@@ -244,24 +271,36 @@ class Links:
         peer_id = str(info.peer_id)
         try:
             async with asyncio.timeout(self._stall):
-                greeting = await reader.readexactly(_GREETING_BYTES)
+                greeting = await reader.readexactly(_GREETING.size)
         except (OSError, EOFError, TimeoutError):
             writer.close()
             return
-        nonce, num_streams = greeting[:TAG_BYTES], greeting[-1]
-        for key in [key for key in self._arriving if key[0] == peer_id and key[1] != nonce]:
-            for _, stale in self._arriving.pop(key):
+        number, _, num_streams = _GREETING.unpack(greeting)
+        known, streams = self._arriving.get(peer_id, (0, []))
+        current = self.get(peer_id)
+        if number < known or (current is not None and number < current.number):
+            writer.close()  # the rest of an attempt that the other peer has given up
+            return
+        if number > known:
+            for _, stale in streams:
                 stale.close()
-        streams = self._arriving.setdefault((peer_id, nonce), [])
+            streams = []
         streams.append((reader, writer))
+        self._arriving[peer_id] = number, streams
         if len(streams) >= min(num_streams, 2 * _STREAMS):
-            del self._arriving[peer_id, nonce]
-            await self._add(peer_id, streams)
+            del self._arriving[peer_id]
+            await self._add(peer_id, number, streams)
 
-    async def _add(self, peer_id: str, streams: list[_Stream]) -> Link:
+    async def _add(self, peer_id: str, number: int, streams: list[_Stream]) -> Link:
         for _, writer in streams:
             writer.transport.set_write_buffer_limits(high=_BUFFER_BYTES)
-        link = Link(peer_id, streams, max_payload_bytes=self._max_payload_bytes, stall=self._stall)
+        link = Link(
+            peer_id,
+            number,
+            streams,
+            max_payload_bytes=self._max_payload_bytes,
+            stall=self._stall,
+        )
         known = self._links.get(peer_id)
         self._links[peer_id] = link
         if known is not None and known.is_open:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from typing_extensions import override
 
-from opendiloco.averaging.protocol import Averager, RoundOutcome, RoundRequest, RoundResult
+from opendiloco.averaging.group import Member, Role
+from opendiloco.averaging.protocol import ABSURD, Averager, RoundOutcome, RoundRequest, RoundResult
+from opendiloco.outer import is_sound
 from opendiloco.units import OuterStep, Seconds
 
 _RoundKey = tuple[OuterStep, int, str]
@@ -117,6 +119,9 @@ class LocalAverager(Averager):
     def _run(self, request: RoundRequest) -> RoundResult:
         contribution = torch.empty(self._swarm.fragment_sizes[request.fragment])
         request.fill(contribution)
+        announced = Member("", Role.FULL, request.weight, request.num_tokens)
+        if not is_sound(contribution) or not announced.makes_sense:
+            return RoundResult(RoundOutcome.FAILED, reason=ABSURD)
         return self._swarm.meet(self._member, request, contribution)
 
 

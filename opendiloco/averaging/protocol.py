@@ -14,6 +14,10 @@ Fill = Callable[[torch.Tensor], None]
 """Writes this peer's contribution into a flat float32 CPU vector."""
 
 
+ABSURD = "this peer's own contribution or weight is not finite, or beyond what can be averaged"
+"""Why a round fails for a peer that must not be let near others'."""
+
+
 class RoundOutcome(enum.Enum):
     """How a round ended."""
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from opendiloco.averaging.codecs import Codec, Payload
-from opendiloco.outer import LARGEST_CHANGE
-from opendiloco.state import slice_bytes
+from opendiloco.outer import is_sound
+
+_PER_THREAD = threading.local()  # new memory for every part would cost page faults
 
 
 class SenselessPartError(Exception):
@@ -22,7 +23,7 @@ class AveragedPart:
 
     Attributes:
         payload: The encoded average.
-        values: What it decodes to, flat float32.
+        values: What it decodes to, flat float32; this thread's :func:`scratch`.
         contributors: Members whose data is in it.
     """
 
@@ -55,6 +56,7 @@ class PartReducer:
         self._weights = weights
         self._sums: dict[int, _Sum] = {}
         self._lock = threading.Lock()
+        self._spare: list[torch.Tensor] = []  # totals of finished parts, to be used again
 
     def add(self, part: int, num_elements: int, member: int, payload: Payload) -> None:
         """Add what a member sent for a part.
@@ -62,7 +64,7 @@ class PartReducer:
         Raises:
             SenselessPartError: If it is no part, or has values that are absurd.
         """
-        values = torch.empty(num_elements)
+        values = scratch(num_elements)
         decode_checked(self._codec, payload, values)
         self.add_values(part, member, values)
 
@@ -71,7 +73,7 @@ class PartReducer:
         with self._lock:
             this = self._sums.get(part)
             if this is None:
-                this = self._sums[part] = _Sum(torch.zeros(len(values), dtype=torch.float64))
+                this = self._sums[part] = _Sum(self._empty_total(len(values)))
         with this.lock:
             if member in this.contributors:
                 return
@@ -83,10 +85,17 @@ class PartReducer:
         """Return the average of what was added, and forget the sum."""
         with self._lock:
             this = self._sums.pop(part)
-        mean = this.total.div_(this.weight).float()
+        mean = scratch(len(this.total)).copy_(this.total.div_(this.weight))
+        with self._lock:
+            self._spare.append(this.total)
         payload = self._codec.encode(mean).payload
         self._codec.decode_(payload, mean)
         return AveragedPart(payload, mean, frozenset(this.contributors))
+
+    def _empty_total(self, num_elements: int) -> torch.Tensor:
+        if self._spare and len(self._spare[-1]) == num_elements:
+            return self._spare.pop().zero_()
+        return torch.zeros(num_elements, dtype=torch.float64)
 
     def forget(self) -> None:
         """Drop every sum: their parts are averaged anew."""
@@ -104,14 +113,20 @@ def decode_checked(codec: Codec, payload: Payload, out: torch.Tensor) -> None:
         codec.decode_(payload, out)
     except ValueError as error:
         raise SenselessPartError(f"sent a part that makes no sense: {error}") from None
-    low, high = torch.aminmax(out)
-    # Written so that NaN, which is neither more nor less, is caught as well.
-    if not (low >= -LARGEST_CHANGE and high <= LARGEST_CHANGE):
+    if not is_sound(out):
         raise SenselessPartError("sent values that are not finite or absurdly large")
 
 
-def part_digest(values: torch.Tensor, contributors: int) -> bytes:
-    """Return SHA-256 of a part's float32 bytes and of whose data is in it, as a bit set."""
+def part_digest(payload: Payload, contributors: int) -> bytes:
+    """Return SHA-256 of a part's encoded average and of whose data is in it, as a bit set."""
     digest = hashlib.sha256(f"{contributors:x}\n".encode())
-    digest.update(slice_bytes(values))
+    digest.update(payload)
     return digest.digest()
+
+
+def scratch(num_elements: int) -> torch.Tensor:
+    """Return float32 memory that belongs to this thread until it asks again."""
+    kept: torch.Tensor | None = getattr(_PER_THREAD, "kept", None)
+    if kept is None or len(kept) < num_elements:
+        kept = _PER_THREAD.kept = torch.empty(num_elements)
+    return kept[:num_elements]

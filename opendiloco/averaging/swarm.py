@@ -17,6 +17,7 @@ from opendiloco.averaging.attempt import Attempt, AttemptReport
 from opendiloco.averaging.exact import RoundAverager
 from opendiloco.averaging.options import AveragingOptions
 from opendiloco.averaging.protocol import (
+    ABSURD,
     Averager,
     RoundOutcome,
     RoundPhase,
@@ -24,6 +25,8 @@ from opendiloco.averaging.protocol import (
     RoundResult,
 )
 from opendiloco.errors import ConfigError, SwarmLostError
+from opendiloco.memory import give_back_memory
+from opendiloco.outer import is_sound
 from opendiloco.progress.view import SwarmView
 from opendiloco.schedule import Readiness, RoundPolicy
 from opendiloco.units import Seconds
@@ -31,8 +34,10 @@ from opendiloco.units import Seconds
 _START = Seconds(30.0)
 _ANSWER = Seconds(10.0)  # for an attempt to end beyond its time
 _PULSELESS = Seconds(6.0)  # an averager process that is silent for longer is stuck
+_DOUBT = Seconds(2.0)  # for it to show that the whole peer was stopped, not it alone
 _GOODBYE = Seconds(4.0)  # for an exchange under way when this peer is told to leave
-_NEWS = Seconds(0.25)  # how often to look whether the others are ready
+_NEWS = Seconds(0.25)  # how often to look whether the others are ready, in the beginning
+_SELDOM = Seconds(2.0)  # and after a while
 
 
 class Neighbours(Protocol):
@@ -97,6 +102,7 @@ class HivemindAverager(Averager):
         )
         self._pending: Future[RoundResult] | None = None
         self._closed = False
+        self._doubted_at: float | None = None
         try:
             self._averager.run_in_background(timeout=_START)
         except TimeoutError:
@@ -129,7 +135,12 @@ class HivemindAverager(Averager):
         """Raise :class:`SwarmLostError` if the averager's process is dead or stuck."""
         if not self._averager.is_alive():
             raise SwarmLostError("the averager's process has died; start this peer again")
-        if self._averager.silence > _PULSELESS:
+        moment = time.monotonic()
+        if self._averager.silence <= _PULSELESS:
+            self._doubted_at = None
+        elif self._doubted_at is None:
+            self._doubted_at = moment
+        elif moment - self._doubted_at > _DOUBT:
             raise SwarmLostError("the averager's process does not answer; start this peer again")
 
     @override
@@ -147,7 +158,9 @@ class HivemindAverager(Averager):
 
     def _resolve(self, future: Future[RoundResult], request: RoundRequest) -> None:
         try:
-            future.set_result(self._run(request))
+            result = self._run(request)
+            give_back_memory()
+            future.set_result(result)
         except BaseException as error:  # noqa: BLE001 - the thread ends here; begin's caller raises it
             future.set_exception(error)
 
@@ -160,17 +173,22 @@ class HivemindAverager(Averager):
         deadline = began_at + request.timeout
         self._wait_for_others(request, deadline)
         progress = _Progress(waited=Seconds(time.monotonic() - began_at))
-        while progress.attempts < self._options.attempts and time.monotonic() < deadline:
+        while progress.num_serious < self._options.attempts and time.monotonic() < deadline:
             if self._is_ending:
-                progress.reason = "this peer leaves"
+                progress.reasons.append("this peer leaves")
                 break
             readiness, num_peers = self._decide(request, waited=Seconds(math.inf))
             if readiness is Readiness.BEHIND:
-                progress.reason = "others are at a later outer step"
+                progress.reasons.append("others are at a later outer step")
+                break
+            average = self._buffer[: self._fragment_sizes[request.fragment]]
+            request.fill(average)
+            if not is_sound(average):
+                progress.reasons.append(ABSURD)
                 break
             if readiness is Readiness.ALONE:
-                return self._alone(request, progress)
-            result = self._attempt(request, num_peers, progress)
+                return progress.alone(request, average)
+            result = self._attempt(request, num_peers, average, progress)
             if result is not None:
                 return result
             self._neighbours.refresh(_NEWS)
@@ -192,21 +210,11 @@ class HivemindAverager(Averager):
             readiness, _ = self._decide(request, waited=Seconds(time.monotonic() - began_at))
             if readiness is not Readiness.WAIT:
                 return
-            time.sleep(_NEWS)
-
-    def _alone(self, request: RoundRequest, progress: "_Progress") -> RoundResult:
-        average = self._buffer[: self._fragment_sizes[request.fragment]]
-        request.fill(average)
-        return progress.result(
-            RoundOutcome.ALONE,
-            average=average,
-            num_peers=1,
-            total_weight=request.weight,
-            num_tokens=request.num_tokens,
-        )
+            # Looking costs every peer's DHT some work: the longer it takes, the less often.
+            time.sleep(max(_NEWS, min(_SELDOM, (time.monotonic() - began_at) / 10)))
 
     def _attempt(
-        self, request: RoundRequest, num_peers: int, progress: "_Progress"
+        self, request: RoundRequest, num_peers: int, average: torch.Tensor, progress: "_Progress"
     ) -> RoundResult | None:
         """Search for the others and average with them once.
 
@@ -217,15 +225,13 @@ class HivemindAverager(Averager):
             SwarmLostError: If the averager's process is dead or stuck.
         """
         self.check()
-        size = self._fragment_sizes[request.fragment]
-        request.fill(self._buffer[:size])
         ready = self._neighbours.view().ready_at(request.outer_step, request.lineage)
         present = [peer for peer in ready if peer.peer_id not in progress.dropped]
         report = self._await(
             Attempt(
                 outer_step=request.outer_step,
                 lineage=request.lineage,
-                num_elements=size,
+                num_elements=average.numel(),
                 weight=float(request.weight),
                 num_tokens=int(request.num_tokens),
                 num_expected=max(2, 1 + len(present)),
@@ -235,12 +241,12 @@ class HivemindAverager(Averager):
                 exchange=self._options.exchange,
             )
         )
-        progress.add(report)
+        progress.add(report, num_peers=num_peers)
         if report.reason:
             return None
         return progress.result(
             RoundOutcome.AVERAGED,
-            average=None if self._options.auxiliary else self._buffer[:size],
+            average=None if self._options.auxiliary else average,
             num_peers=len(report.contributors),
             total_weight=sum(member.weight for member in report.contributors),
             num_tokens=sum(member.num_tokens for member in report.contributors),
@@ -271,7 +277,8 @@ class _Progress:
 
     waited: Seconds
     attempts: int = 0
-    reason: str = "out of time"
+    num_serious: int = 0
+    reasons: list[str] = field(default_factory=list)
     matchmaking: float = 0.0
     exchange: Seconds = Seconds(0.0)
     commit: Seconds = Seconds(0.0)
@@ -279,15 +286,32 @@ class _Progress:
     bytes_received: int = 0
     dropped: dict[str, str] = field(default_factory=dict)
 
-    def add(self, report: AttemptReport) -> None:
+    def add(self, report: AttemptReport, *, num_peers: int) -> None:
         """Take note of one more attempt."""
         self.attempts += 1
-        self.reason = report.reason
+        # Where only some have met, the others are about to come: that cost little, and is
+        # tried again as long as there is time.
+        self.num_serious += not 0 < 2 * report.num_met <= num_peers
+        if report.reason:
+            self.reasons.append(report.reason)
         self.matchmaking += report.matchmaking
         self.exchange, self.commit = report.exchange, report.commit
         self.bytes_sent += report.bytes_sent
         self.bytes_received += report.bytes_received
         self.dropped.update(report.dropped)
+
+    def alone(self, request: RoundRequest, average: torch.Tensor) -> RoundResult:
+        """Return the result of a round without others."""
+        return self.result(
+            RoundOutcome.ALONE,
+            average=average,
+            num_peers=1,
+            total_weight=request.weight,
+            num_tokens=request.num_tokens,
+        )
+
+    def _reason(self) -> str:
+        return "; ".join(dict.fromkeys(self.reasons)) or "out of time"
 
     def result(self, outcome: RoundOutcome, **average: Any) -> RoundResult:  # noqa: ANN401 - fields of RoundResult
         """Return the round's result."""
@@ -300,7 +324,7 @@ class _Progress:
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
             attempts=self.attempts,
-            reason="" if outcome is not RoundOutcome.FAILED else self.reason,
+            reason=self._reason() if outcome is RoundOutcome.FAILED else "",
             dropped=self.dropped,
             **average,
         )

@@ -12,6 +12,7 @@ from opendiloco.units import Seconds
 
 _SHORTEST_PAUSE = Seconds(0.1)
 _DISTRUST = Seconds(60.0)
+_LOOKS = 3  # at least, in which somebody must be unchanged to count as gone
 _FORGET_AFTER = 10  # times the age at which a peer counts as gone
 
 
@@ -37,17 +38,32 @@ class ProgressTracker:
         self._record = record
         self._lock = threading.Condition()
         self._seen: dict[str, tuple[PeerRecord, float]] = {}
-        self._seen_at = time.monotonic()
+        self._attended = 0.0  # seconds during which this peer watched the others
+        self._looked_at = time.monotonic()
         self._distrusted: dict[str, float] = {}
         self._num_requested = 0
         self._num_done = 0
         self._closing = False
         self._wanted = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        self._thread = self._new_thread()
 
     def start(self) -> None:
         """Begin to publish; returns at once."""
         self._thread.start()
+
+    def pause(self, timeout: Seconds = Seconds(3.0)) -> None:
+        """Stop for now, without telling the others; :meth:`resume` goes on."""
+        self._stop(timeout)
+
+    def resume(self, dht: SwarmDHT) -> None:
+        """Go on over another DHT with the same record and all that was seen."""
+        self._dht = dht
+        self._closing = False
+        self._thread = self._new_thread()
+        self._thread.start()
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="progress", daemon=True)
 
     def note(self, **changes: object) -> None:
         """Change fields of the own record; it is published with the next heartbeat.
@@ -68,12 +84,12 @@ class ProgressTracker:
     def sightings(self) -> tuple[Sighting, ...]:
         """Return every record of the run that was ever seen, with its age.
 
-        Nobody ages while this peer itself cannot read the DHT: that others cannot be seen
-        would not mean that they are gone.
+        Nobody ages while this peer itself does not read the DHT, because it cannot, is slow
+        or was stopped: that others cannot be seen would not mean that they are gone.
         """
         with self._lock:
             return tuple(
-                Sighting(record, Seconds(self._seen_at - changed_at))
+                Sighting(record, Seconds(self._attended - changed_at))
                 for record, changed_at in self._seen.values()
             )
 
@@ -118,14 +134,19 @@ class ProgressTracker:
             return
         self.update(state="leaving")
         self.refresh(timeout)
+        self._stop(timeout)
+
+    def _stop(self, timeout: Seconds) -> None:
         with self._lock:
             self._closing = True
             self._lock.notify_all()
         self._wanted.set()
-        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
 
     def _run(self) -> None:
-        while not self._closing:
+        # A thread that was stuck in a DHT that is gone must not go on besides its successor.
+        while not self._closing and threading.current_thread() is self._thread:
             self._wanted.clear()
             with self._lock:
                 requested = self._num_requested
@@ -152,7 +173,9 @@ class ProgressTracker:
         moment = time.monotonic()
         with self._lock:
             if is_connected or found:
-                self._seen_at = moment
+                # One look cannot tell that somebody is gone, however long ago the last one was.
+                self._attended += min(moment - self._looked_at, self._max_age / _LOOKS)
+            self._looked_at = moment
             for owner, (value, _) in found.items():
                 record = decode_record(value)
                 # A record counts only when signed by the peer that it is about.
@@ -160,8 +183,8 @@ class ProgressTracker:
                     continue
                 known = self._seen.get(record.peer_id)
                 if known is None or known[0].sequence != record.sequence:
-                    self._seen[record.peer_id] = (record, moment)
-            oldest = self._seen_at - _FORGET_AFTER * self._max_age
+                    self._seen[record.peer_id] = (record, self._attended)
+            oldest = self._attended - _FORGET_AFTER * self._max_age
             self._seen = {peer: seen for peer, seen in self._seen.items() if seen[1] >= oldest}
 
 

@@ -1,16 +1,20 @@
-"""The averager over hivemind keeps the promises of all averagers, but for one."""
+"""The averager over hivemind keeps the promises of all averagers."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typing_extensions import override
 
-from opendiloco.averaging.protocol import Averager, RoundRequest, RoundResult
+from opendiloco.averaging.options import AveragingOptions
+from opendiloco.averaging.protocol import Averager, RoundOutcome, RoundRequest, RoundResult
+from opendiloco.averaging.swarm import HivemindAverager
+from opendiloco.units import Seconds
 from tests.contracts.averager_contract import AveragerContract, SwarmOf, run_round
+from tests.contracts.bounds_contract import BoundsContract, RefusalContract
 from tests.support.swarm import Node, nodes
 
 
@@ -34,9 +38,7 @@ class PublishingAverager(Averager):
 
 
 @pytest.mark.swarm
-class TestHivemindAverager(AveragerContract):
-    rtol = 2e-6  # hivemind sums and divides in float32
-
+class TestHivemindAverager(AveragerContract, BoundsContract, RefusalContract):
     @pytest.fixture
     def swarm_of(self, tmp_path: Path) -> Iterator[SwarmOf]:
         with ExitStack() as stack:
@@ -51,14 +53,22 @@ class TestHivemindAverager(AveragerContract):
 
             yield make
 
-    @override
-    def test_all_members_hold_the_same_bytes(self, swarm_of: SwarmOf) -> None:
-        """They do not yet: each adds the difference to its own values. It stays rounding."""
-        averagers = swarm_of(3, [5000])
+    @pytest.mark.timeout(300)
+    def test_members_with_other_codecs_never_meet(self, tmp_path: Path) -> None:
+        with nodes(2, tmp_path) as made, ExitStack() as stack:
+            averagers = []
+            for node, codec in zip(made, ["none", "fp16"], strict=True):
+                node.averager = HivemindAverager(
+                    node.dht.dht,
+                    [10],
+                    node.tracker,
+                    run_key="test-f",
+                    options=AveragingOptions(codec=codec, matchmaking=Seconds(1.0)),
+                    leaving=threading.Event(),
+                )
+                stack.callback(node.averager.close)
+                averagers.append(PublishingAverager(node))
 
-        ended = run_round(averagers, 5000)
+            ended = run_round(averagers, 10)
 
-        averages = [result.average.numpy() for result in ended if result.average is not None]
-        assert len(averages) == 3
-        for average in averages[1:]:
-            np.testing.assert_allclose(average, averages[0], rtol=2e-6, atol=2e-6)
+        assert [result.outcome for result in ended] == [RoundOutcome.FAILED] * 2

@@ -8,9 +8,10 @@ import pytest
 from opendiloco.averaging.local import LocalAverager, LocalSwarm
 from opendiloco.units import Seconds
 from tests.contracts.averager_contract import AveragerContract, SwarmOf
+from tests.contracts.bounds_contract import BoundsContract, RefusalContract
 
 
-class TestLocalAverager(AveragerContract):
+class TestLocalAverager(AveragerContract, BoundsContract, RefusalContract):
     @pytest.fixture
     def swarm_of(self) -> Iterator[SwarmOf]:
         with ExitStack() as stack:
