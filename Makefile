@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test unit swarm check format bench clean
+.PHONY: demo test unit swarm faults soak check format bench clean
 
 # Rebuilt when the dependencies change. The CPU build of torch is taken where pip is given one.
 .venv/installed: pyproject.toml constraints.txt
@@ -27,7 +27,15 @@ unit: .venv/installed
 	$(BIN)/pytest tests/unit
 
 swarm: .venv/installed
-	$(BIN)/pytest -m swarm
+	$(BIN)/pytest -m "swarm and not faults"
+
+# Every fault in every phase of a round, and on an emulated WAN (which needs root).
+faults: .venv/installed
+	$(BIN)/pytest -m faults
+
+# Hundreds of rounds with faults: nothing grows.
+soak: .venv/installed
+	OPENDILOCO_LONG_TESTS=1 $(BIN)/pytest tests/swarm/test_long_faults.py
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .
@@ -35,6 +43,8 @@ format: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python -m tests.benchmarks.inner_loop
+	$(BIN)/python -m tests.benchmarks.averaging
+	$(BIN)/python -m tests.benchmarks.averaging_memory
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -72,14 +72,7 @@ def visible_addresses(socket_path: Path, *, timeout: Seconds) -> list[str]:
         SwarmLostError: If p2pd does not answer.
     """
     request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
-    response = None
-    try:
-        call = _Call(socket_path, request, timeout=timeout)
-        with call.connection:
-            while response is None:
-                response = call.receive()
-    except OSError as error:
-        raise SwarmLostError(f"p2pd does not answer: {error}") from None
+    response = _ask(socket_path, request, timeout=timeout)
     return [str(Multiaddr(address)) for address in response.identify.addrs]
 
 
@@ -119,6 +112,46 @@ def connect_all(
             if None in outcomes.values():
                 deadline = min(deadline, time.monotonic() + _LATE_PEERS)
     return outcomes
+
+
+def find_peers(
+    socket_path: Path, peer_ids: Sequence[str], *, timeout: Seconds
+) -> dict[str, list[str]]:
+    """Return under which addresses, without peer id, peers that p2pd is connected to listen.
+
+    Args:
+        socket_path: p2pd's control socket.
+        peer_ids: Whom to look for; those that p2pd does not know are left out.
+        timeout: For each.
+
+    Raises:
+        SwarmLostError: If p2pd does not answer.
+    """
+    found = {}
+    for peer_id in peer_ids:
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.DHT,
+            dht=p2pd_pb2.DHTRequest(
+                type=p2pd_pb2.DHTRequest.FIND_PEER, peer=PeerID.from_base58(peer_id).to_bytes()
+            ),
+        )
+        response = _ask(socket_path, request, timeout=timeout)
+        addresses = [str(Multiaddr(address)) for address in response.dht.peer.addrs]
+        if addresses:
+            found[peer_id] = addresses
+    return found
+
+
+def _ask(socket_path: Path, request: p2pd_pb2.Request, *, timeout: Seconds) -> p2pd_pb2.Response:
+    response = None
+    try:
+        call = _Call(socket_path, request, timeout=timeout)
+        with call.connection:
+            while response is None:
+                response = call.receive()
+    except OSError as error:
+        raise SwarmLostError(f"p2pd does not answer: {error}") from None
+    return response
 
 
 def _connect_request(peer_id: str, addresses: Sequence[str]) -> p2pd_pb2.Request:

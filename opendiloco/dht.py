@@ -1,13 +1,14 @@
 """The one place that starts the DHT: joining, retries, signed records, and a clean end."""
 
 import contextlib
+import functools
 import logging
 import os
 import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,11 +18,18 @@ from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.utils import MPFuture
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from opendiloco.addresses import best_first, parse_multiaddr, peer_id_of
-from opendiloco.errors import ConfigError, JoinError, SwarmLostError
+from opendiloco.addresses import best_first, parse_multiaddr
+from opendiloco.errors import JoinError, SwarmLostError
 from opendiloco.identity import Identity
+from opendiloco.joining import answer, initial_peers, ping, reach, wait_until_ready
 from opendiloco.p2pd import NetworkOptions, P2PDaemon
-from opendiloco.processes import remove_stale_sockets, tie_children_to_this_process
+from opendiloco.processes import (
+    children_named,
+    describe_end,
+    remove_stale_sockets,
+    tie_children_to_this_process,
+)
+from opendiloco.supervisor import Watched
 from opendiloco.units import Seconds, UnixTime, now
 from opendiloco.validators import ReadableValues
 
@@ -37,7 +45,10 @@ _MAX_UNANSWERED = 8
 
 _CALL_TIMEOUT = Seconds(10.0)
 _CONNECT_TIMEOUT = Seconds(10.0)
+_QUESTION_TIMEOUT = Seconds(3.0)
+_PATIENCE = Seconds(7.0)  # two questions in a row, and some more
 _GRACE = Seconds(3.0)
+_POLL = Seconds(0.5)
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 15.0
 
@@ -87,7 +98,7 @@ class SwarmDHT:
             JoinError: If no initial peer could be joined within `options.join_timeout`.
             SwarmLostError: If p2pd or the DHT does not start.
         """
-        peers = _initial_peers(options, identity)
+        wanted = initial_peers(options, identity)
         tie_children_to_this_process()
         _quieten_hivemind(debug=options.debug)
         remove_stale_sockets(Path(tempfile.gettempdir()))
@@ -96,7 +107,7 @@ class SwarmDHT:
         while True:
             left = Seconds(max(1.0, deadline - time.monotonic()))
             try:
-                return cls._start_once(options, identity, peers, patience=left, binary=binary)
+                return cls._start_once(options, identity, wanted, patience=left, binary=binary)
             except JoinError as error:
                 wait = pause * random.uniform(0.75, 1.25)  # noqa: S311 - spreads peers in time
                 if time.monotonic() + wait >= deadline:
@@ -113,7 +124,7 @@ class SwarmDHT:
         cls,
         options: NetworkOptions,
         identity: Identity,
-        peers: dict[str, list[str]],
+        wanted: dict[str, list[str]],
         *,
         patience: Seconds,
         binary: Path | None,
@@ -122,18 +133,19 @@ class SwarmDHT:
         with contextlib.ExitStack() as undo:
             daemon = P2PDaemon.start(options, identity, binary=binary)
             undo.callback(daemon.stop)
-            reached = _reach(daemon, peers, timeout=Seconds(min(patience, _CONNECT_TIMEOUT)))
+            reached = reach(daemon, wanted, timeout=Seconds(min(patience, _CONNECT_TIMEOUT)))
             validator = RSASignatureValidator(identity.private_key)
-            dht = hivemind.DHT(
-                initial_peers=[f"/p2p/{peer_id}" for peer_id in reached],
-                start=True,
-                await_ready=False,
-                p2p=daemon,
-                client_mode=options.client_mode,
-                record_validators=[validator, ReadableValues()],
-            )
+            with children_named("dht"):
+                dht = hivemind.DHT(
+                    initial_peers=[f"/p2p/{peer_id}" for peer_id in reached],
+                    start=True,
+                    await_ready=False,
+                    p2p=daemon,
+                    client_mode=options.client_mode,
+                    record_validators=[validator, ReadableValues()],
+                )
             undo.callback(_stop_dht, dht)
-            _wait_until_ready(dht, reached, timeout=options.startup_timeout)
+            wait_until_ready(dht, reached, timeout=options.startup_timeout)
             undo.pop_all()
         seat = cls(daemon, dht, owner_subkey=validator.local_public_key)
         seat.peer_id = identity.peer_id
@@ -148,6 +160,18 @@ class SwarmDHT:
         """
         ranked = best_first(self._daemon.addresses(), announced=self._announced)
         return [f"{address}/p2p/{self.peer_id}" for address in ranked]
+
+    def find(self, peer_ids: Sequence[str]) -> dict[str, list[str]]:
+        """Return the multiaddresses of those of the peers that p2pd is connected to.
+
+        Raises:
+            SwarmLostError: If p2pd does not answer.
+        """
+        found = self._daemon.find(peer_ids, timeout=_QUESTION_TIMEOUT)
+        return {
+            peer_id: [f"{address}/p2p/{peer_id}" for address in addresses]
+            for peer_id, addresses in found.items()
+        }
 
     def store(self, key: str, subkey: Subkey, value: bytes, *, ttl: Seconds) -> bool:
         """Publish a value until `ttl` from now.
@@ -191,8 +215,23 @@ class SwarmDHT:
             for subkey, entry in found.value.items()
         }
 
+    def meet_again(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        """Look for peers that could not be reached: after a cut nobody else does.
+
+        Args:
+            addresses: For each peer id its multiaddresses.
+
+        Raises:
+            SwarmLostError: If p2pd does not answer.
+        """
+        outcomes = self._daemon.connect(addresses, timeout=_QUESTION_TIMEOUT)
+        reached = [peer_id for peer_id, failure in outcomes.items() if failure is None]
+        if reached:
+            job = functools.partial(ping, peer_ids=reached)
+            self._call(functools.partial(self.dht.run_coroutine, job, return_future=True))
+
     def check(self) -> None:
-        """Ask p2pd and the DHT's process whether they are there; takes up to 20 s if not.
+        """Ask p2pd and the DHT's process whether they are there; takes up to 14 s if not.
 
         Raises:
             SwarmLostError: If one of them has ended or does not answer.
@@ -200,8 +239,32 @@ class SwarmDHT:
         # In this order: p2pd ends by itself when the processes that use it have.
         if not self.dht.is_alive():
             raise SwarmLostError("the DHT's process has ended; start again")
-        self._daemon.check(timeout=_CALL_TIMEOUT)
-        if self._call(lambda: self.dht.run_coroutine(_answer, return_future=True)) is not True:
+        self._daemon.check(timeout=_PATIENCE)
+        self._ask_dht(timeout=_PATIENCE)
+
+    def watched(self) -> tuple[Watched, Watched]:
+        """Return the two processes, for a :class:`opendiloco.supervisor.Watch`."""
+        return (
+            Watched("the DHT's process", self._dht_ended, self._ask_dht, _PATIENCE),
+            Watched(
+                "p2pd",
+                self._daemon.ended,
+                lambda: self._daemon.check(timeout=_QUESTION_TIMEOUT),
+                _PATIENCE,
+            ),
+        )
+
+    def kill(self) -> None:
+        """End both processes at once, so that :meth:`close` need not wait for them."""
+        self.dht.kill()
+        self._daemon.kill()
+
+    def _dht_ended(self) -> str:
+        return "" if self.dht.is_alive() else describe_end(self.dht.exitcode)
+
+    def _ask_dht(self, timeout: Seconds = _QUESTION_TIMEOUT) -> None:
+        send = functools.partial(self.dht.run_coroutine, answer, return_future=True)
+        if self._call(send, timeout=timeout, is_small=True) is not True:
             raise SwarmLostError("the DHT's process does not answer; start again")
 
     def close(self) -> None:
@@ -223,72 +286,51 @@ class SwarmDHT:
     ) -> None:
         self.close()
 
-    def _call(self, send: Callable[[], MPFuture]) -> object:
+    def _call(
+        self,
+        send: Callable[[], MPFuture],
+        *,
+        timeout: Seconds | None = None,
+        is_small: bool = False,
+    ) -> object:
         """Send a request to the DHT's process; return its answer, None if it fails or is late."""
+        deadline = time.monotonic() + (timeout or _CALL_TIMEOUT)
         with self._pipe_lock:
             self._unanswered = [future for future in self._unanswered if not future.done()]
-            if self._closed or len(self._unanswered) >= _MAX_UNANSWERED or not self.dht.is_alive():
+            has_room = is_small or len(self._unanswered) < _MAX_UNANSWERED
+            if self._is_gone or not has_room:
                 return None
             future = send()
-            self._unanswered.append(future)
+            if not is_small:
+                self._unanswered.append(future)
         try:
-            return future.result(_CALL_TIMEOUT)
+            return self._wait_for(future, deadline)
         except Exception as error:  # noqa: BLE001 - whatever the DHT's process raised comes here
             logging.getLogger(__name__).debug("the DHT did not do it: %r", error)
             return None
 
+    @property
+    def _is_gone(self) -> bool:
+        return self._closed or not self.dht.is_alive()
 
-async def _answer(_dht: hivemind.DHT, _node: object) -> bool:
-    """Run inside the DHT's process, to show that it does run."""
-    return True
-
-
-def _initial_peers(options: NetworkOptions, identity: Identity) -> dict[str, list[str]]:
-    """Return the checked initial peers: for each peer id its addresses."""
-    peers: dict[str, list[str]] = {}
-    for text in options.initial_peers:
-        address = parse_multiaddr(text)
-        peer_id = peer_id_of(address)
-        if peer_id == identity.peer_id:
-            raise ConfigError(
-                f"--initial-peers: {address} is this peer itself; leave it out, or if it is "
-                f"another machine, move the copied identity file {identity.path} away"
-            )
-        peers.setdefault(peer_id, []).append(address)
-    return peers
+    def _wait_for(self, future: MPFuture, deadline: float) -> object:
+        """Return the answer; raises TimeoutError if it is late, or nobody is left to give it."""
+        while True:
+            try:
+                return future.result(max(0.0, min(_POLL, deadline - time.monotonic())))
+            except TimeoutError:
+                if time.monotonic() >= deadline or self._is_gone:
+                    raise
 
 
-def _reach(daemon: P2PDaemon, peers: dict[str, list[str]], *, timeout: Seconds) -> list[str]:
-    """Connect to the initial peers; return the ids of those that could be reached."""
-    outcomes = daemon.connect(peers, timeout=timeout) if peers else {}
-    reached = [peer_id for peer_id, failure in outcomes.items() if failure is None]
-    if peers and not reached:
-        raise JoinError(
-            "; ".join(f"{peers[peer_id][0]}: {failure}" for peer_id, failure in outcomes.items())
-        )
-    return reached
+def forget_killed_children() -> None:
+    """Give hivemind new locks and pipes, since a killed child may have held the old ones.
 
-
-def _wait_until_ready(dht: hivemind.DHT, reached: Sequence[str], *, timeout: Seconds) -> None:
-    try:
-        dht.wait_until_ready(timeout)
-    except TimeoutError:
-        raise SwarmLostError(
-            f"the DHT was not ready within {timeout:g} s; this machine may be overloaded"
-        ) from None
-    except Exception as error:
-        if not reached:
-            raise SwarmLostError(f"the DHT did not start: {error}") from error
-        raise JoinError(f"{', '.join(reached)}: {_why(error)}") from error
-
-
-def _why(error: Exception) -> str:
-    text = str(error)
-    if "local time" in text:
-        return "its clock and this machine's differ by more than 3 s; set the clock (NTP)"
-    if "responded to a ping" in text:
-        return "reached, but its DHT does not answer"
-    return text.splitlines()[0] if text else repr(error)
+    A child that dies while it sends a result leaves a lock taken or half a message in a
+    pipe, and nothing gets through any more, not even from new children (1.1.12). Only for
+    when no child of hivemind's is left.
+    """
+    MPFuture.reset_backend()
 
 
 def _stop_dht(dht: hivemind.DHT) -> None:

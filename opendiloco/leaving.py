@@ -6,6 +6,7 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 
 from opendiloco.units import Seconds
@@ -21,7 +22,8 @@ class Leaving:
     """Turns SIGINT and SIGTERM into leaving in good order.
 
     While the process starts, the first signal raises :class:`LeaveRequestedError` wherever
-    the main thread is. After :meth:`settle` it only sets :attr:`event`. A second Ctrl-C
+    the main thread is. After :meth:`settle` it only sets :attr:`event`, but for
+    :meth:`interrupting`. A second Ctrl-C
     ends the process at once; its children die with it.
 
     Attributes:
@@ -47,6 +49,21 @@ class Leaving:
         """Say that the main thread looks whether it should leave from now on."""
         self._settled = True
         self.install()
+
+    @contextlib.contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Have signals interrupt the main thread meanwhile, as while the process starts.
+
+        Raises:
+            LeaveRequestedError: If somebody asks or has asked to leave.
+        """
+        self._settled = False
+        try:
+            if self.event.is_set():
+                raise LeaveRequestedError(self.reason)
+            yield
+        finally:
+            self._settled = True
 
     def wait(self, timeout: Seconds) -> bool:
         """Return whether somebody asked, or asks within the timeout; for the main thread."""

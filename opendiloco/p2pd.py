@@ -21,15 +21,23 @@ import hivemind
 from hivemind.utils.multiaddr import Multiaddr
 
 from opendiloco.addresses import complete_announced
-from opendiloco.control import connect_all, visible_addresses
+from opendiloco.control import connect_all, find_peers, visible_addresses
 from opendiloco.errors import ConfigError, SwarmLostError
 from opendiloco.identity import Identity
-from opendiloco.processes import SOCKET_FOLDER_PREFIX, die_with_parent, stop_process
+from opendiloco.processes import (
+    SOCKET_FOLDER_PREFIX,
+    describe_end,
+    die_with_parent,
+    stop_process,
+)
 from opendiloco.units import Seconds
 
 _log = logging.getLogger(__name__)
 
 _GRACE = Seconds(3.0)
+_GREETING = ("Control socket:", "Peer ID:", "Peer Addrs:", "/")
+"""How the lines begin that p2pd always writes; they explain nothing when it has ended."""
+
 _MAX_SOCKET_PATH = 100
 """Longer paths do not fit into a Unix socket's address."""
 
@@ -154,7 +162,16 @@ class P2PDaemon:
                 self._process.wait(1.0)
             if self.alive:
                 raise
-            raise SwarmLostError(f"p2pd has ended ({self.last_line}); start again") from None
+            raise SwarmLostError(f"p2pd has ended ({self.ended()}); start again") from None
+
+    def ended(self) -> str:
+        """Return how it ended, with what it wrote last; empty while it runs."""
+        code = self._process.poll()
+        return "" if code is None else f"{describe_end(code)}; {self.last_line}"
+
+    def kill(self) -> None:
+        """End the process at once; :meth:`stop` is still due."""
+        self._process.kill()
 
     @property
     def pid(self) -> int:
@@ -180,6 +197,10 @@ class P2PDaemon:
         """Connect to peers, given with their addresses; see `control.connect_all`."""
         return connect_all(self._socket_path, peers, timeout=timeout)
 
+    def find(self, peer_ids: Sequence[str], *, timeout: Seconds) -> dict[str, list[str]]:
+        """Return addresses of connected peers; see `control.find_peers`."""
+        return find_peers(self._socket_path, peer_ids, timeout=timeout)
+
     def stop(self) -> None:
         """End the process and remove its socket; bounded, and harmless when done twice."""
         stop_process(self._process, _GRACE)
@@ -193,7 +214,8 @@ class P2PDaemon:
         with self._process.stdout as output:
             for raw in output:
                 line = raw.decode(errors="replace").strip()
-                self._last_lines.append(line)
+                if not line.startswith(_GREETING):
+                    self._last_lines.append(line)
                 _log.debug("p2pd: %s", line)
                 if line.startswith("Peer ID:"):
                     self._ready = True

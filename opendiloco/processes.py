@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from opendiloco.units import Seconds, now
@@ -18,6 +19,7 @@ SOCKET_FOLDER_PREFIX = "opendiloco-p2pd-"
 """Private folders for p2pd's control socket are named so, in the system's temporary folder."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -43,6 +45,7 @@ class _Ties:
     def __init__(self) -> None:
         self._registered = False
         self._pid = os.getpid()
+        self.child_name = ""
 
     def register(self) -> None:
         self._pid = os.getpid()
@@ -57,6 +60,8 @@ class _Ties:
         # an inherited SIGTERM handler of the parent's would make the child deaf to terminate().
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self.child_name and _LIBC is not None:
+            _LIBC.prctl(_PR_SET_NAME, self.child_name.encode(), 0, 0, 0)
 
 
 _TIES = _Ties()
@@ -71,6 +76,31 @@ def tie_children_to_this_process() -> None:
     if multiprocessing.get_start_method(allow_none=True) != "fork":
         multiprocessing.set_start_method("fork", force=True)
     _TIES.register()
+
+
+@contextlib.contextmanager
+def children_named(name: str) -> Iterator[None]:
+    """Call the Python children that are forked meanwhile so, as `ps` and `top` show them.
+
+    Args:
+        name: At most 15 bytes; Linux cuts what is longer.
+    """
+    _TIES.child_name = name
+    try:
+        yield
+    finally:
+        _TIES.child_name = ""
+
+
+def describe_end(exit_code: int | None) -> str:
+    """Return in words how a child ended, from what `multiprocessing` or `subprocess` knows."""
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    return f"{name}, as when memory runs out" if exit_code == -signal.SIGKILL else name
 
 
 def stop_process(process: subprocess.Popen[bytes], grace: Seconds) -> None:

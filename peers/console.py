@@ -83,6 +83,10 @@ _LINES: dict[str, Callable[[Event], str]] = {
         "catching up"
     ),
     "healed": _healed,
+    "lost": lambda event: f"lost: {event['reason']}",
+    "repaired": lambda event: (
+        f"repaired in {_float(event['seconds']):.1f} s, after this: {event['reason']}"
+    ),
     "saved": lambda event: (
         f"saved the model of outer step {event['outer_step']} to {event['path']}"
     ),

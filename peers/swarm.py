@@ -150,6 +150,19 @@ class Seat:
             return self._begin_round(local)
         return self._finish_round(local) if self.diloco.in_flight else None
 
+    def go_on(self, local: TensorSet) -> OuterReport | None:
+        """Go on after the connection was opened anew; a round in flight is given up.
+
+        Args:
+            local: The peer's parameters, named float32 CPU tensors.
+
+        Returns:
+            What is to be taken over, if the others have moved on meanwhile.
+        """
+        self.diloco.replace_averager(self._connection.averager)
+        self._tell("training")
+        return self._get_in_step(local)
+
     def log_leaving(self, reason: str, *, utilization: float) -> None:
         """Log that this peer leaves, with what it has and did.
 
@@ -184,6 +197,7 @@ class Seat:
                     f"only {there} of {needed} peers came in time; start more, or set "
                     "--network.min-peers or --network.join-timeout-s"
                 )
+            self._connection.check()
             if there != said:
                 self._log.emit("waiting", text=f"waiting for {needed - there} more peers")
                 said = there
@@ -212,6 +226,7 @@ class Seat:
         """Return the swarm's state; None when everybody else is at the seed's, too."""
         tracker = self._connection.tracker
         while True:
+            self._connection.check()
             view = tracker.view()
             donors = view.ahead_of(OuterStep(0))
             if not donors and (view.members() or not tracker.has_distrusted):

@@ -4,21 +4,24 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from opendiloco.errors import OpenDiLoCoError
+from opendiloco.diloco import OuterReport
+from opendiloco.errors import OpenDiLoCoError, SwarmLostError
 from opendiloco.events import EventLog
 from opendiloco.identity import hold_identity, load_or_create_identity
 from opendiloco.leaving import LeaveRequestedError, Leaving
-from opendiloco.tensors import Layout
+from opendiloco.tensors import Layout, TensorSet
 from opendiloco.units import Seconds
 from peers.batches import Batches
 from peers.config import PeerConfig
-from peers.connection import Connection, shared_terms
+from peers.connection import Connection
 from peers.console import print_event
 from peers.data import build_token_cache
 from peers.inner import InnerTrainer
 from peers.model import build_model, config_digest, load_model_config, parameter_shapes, save_model
 from peers.parallel import Replica, choose_device
+from peers.repair import Repairer
 from peers.swarm import Seat
+from peers.terms import shared_terms
 from peers.tokenizer import load_tokenizer
 
 _TELL_EVERY = Seconds(5.0)
@@ -78,7 +81,14 @@ def _run(config: PeerConfig, leaving: Leaving, stack: ExitStack) -> None:
     leaving.settle()
     reason = "unexpected error"
     try:
-        train(seat, replica, trainer, leaving, config.diloco.outer_steps)
+        train(
+            seat,
+            replica,
+            trainer,
+            leaving=leaving,
+            repairer=Repairer(connection, seat, log=log, leaving=leaving),
+            outer_steps=config.diloco.outer_steps,
+        )
         reason = leaving.reason
     except OpenDiLoCoError as error:
         reason = str(error)
@@ -95,7 +105,13 @@ def _run(config: PeerConfig, leaving: Leaving, stack: ExitStack) -> None:
 
 
 def train(
-    seat: Seat, replica: Replica, trainer: InnerTrainer, leaving: Leaving, outer_steps: int | None
+    seat: Seat,
+    replica: Replica,
+    trainer: InnerTrainer,
+    *,
+    leaving: Leaving,
+    repairer: Repairer,
+    outer_steps: int | None,
 ) -> None:
     """Alternate inner steps and swarm events.
 
@@ -104,23 +120,36 @@ def train(
         replica: The model.
         trainer: Takes the inner steps.
         leaving: Ends the loop after the inner step under way.
+        repairer: Brings the swarm side back when it is lost, also in the middle of a span.
         outer_steps: Stop at this outer step; None to go on until told.
     """
     while outer_steps is None or seat.diloco.state.outer_step < outer_steps:
         span = seat.schedule.next_span(seat.diloco.inner_step, in_flight=seat.diloco.in_flight)
-        inner = trainer.run(span.num_steps, first_step=seat.swarm_step, until=leaving.event)
+        inner = trainer.run(span.num_steps, first_step=seat.swarm_step, until=repairer.alarm)
         seat.count(inner)
-        if inner.stopped:
+        if inner.stopped and leaving.event.is_set():
             break
         local = replica.export()
-        for event in span.events:
-            report = seat.handle(event, local)
-            if report is None or report.parameters is None:
-                continue
-            replica.load(report.parameters)
-            local = {**local, **report.parameters}
-            if report.is_absurd:
-                trainer.forget_momentum()
+        try:
+            for event in span.events:
+                local = _take_over(seat.handle(event, local), local, replica, trainer)
+        except SwarmLostError as error:  # at once, when the span was stopped by it
+            report = repairer.repair(str(error), local)
+            if leaving.event.is_set():
+                break
+            _take_over(report, local, replica, trainer)
+
+
+def _take_over(
+    report: OuterReport | None, local: TensorSet, replica: Replica, trainer: InnerTrainer
+) -> TensorSet:
+    """Have the model take over what came of a swarm event; returns its parameters then."""
+    if report is None or report.parameters is None:
+        return local
+    replica.load(report.parameters)
+    if report.is_absurd:
+        trainer.forget_momentum()
+    return {**local, **report.parameters}
 
 
 def _tell_now_and_then(log: EventLog, what: str) -> Callable[[int, int], None]:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from hivemind.utils import MPFuture
 
-from opendiloco.dht import SwarmDHT
+from opendiloco.dht import SwarmDHT, forget_killed_children
 from opendiloco.errors import SwarmLostError
 from opendiloco.units import Seconds, now
 from tests.support.network import A_MINUTE, DEAD, StartDHT, children
@@ -71,7 +71,7 @@ def test_calls_return_when_the_process_of_the_dht_ended(start_dht: StartDHT) -> 
 def test_check_tells_that_the_dht_is_frozen_and_close_still_ends_it(
     start_dht: StartDHT, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opendiloco.dht._CALL_TIMEOUT", Seconds(1.0))
+    monkeypatch.setattr("opendiloco.dht._PATIENCE", Seconds(1.0))
     peer = start_dht("peer")
     _freeze_dht(peer)
 
@@ -98,12 +98,46 @@ def test_calls_to_a_frozen_dht_return_however_many_there_are(
 def test_check_tells_that_p2pd_is_frozen(
     start_dht: StartDHT, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opendiloco.dht._CALL_TIMEOUT", Seconds(1.0))
+    monkeypatch.setattr("opendiloco.dht._PATIENCE", Seconds(1.0))
     peer = start_dht("peer")
     _p2pd().suspend()
 
     with pytest.raises(SwarmLostError, match="p2pd does not answer"):
         peer.check()
+
+
+def test_a_dht_can_be_started_again_after_one_was_killed_in_mid_sentence(
+    start_dht: StartDHT,
+) -> None:
+    first = start_dht("peer")
+    hurt = MPFuture._update_lock
+    hurt.acquire()  # as the child does to answer, and it never gives it back when it is killed
+    first.kill()
+    first.close()
+
+    forget_killed_children()
+    second = start_dht("peer")
+    second.check()
+
+    assert second.peer_id == first.peer_id
+    assert second.store("key", None, b"value", ttl=A_MINUTE)
+    assert second.get("key")[None][0] == b"value"
+    hurt.release()
+
+
+def test_connected_peers_are_found_where_they_listen(start_dht: StartDHT) -> None:
+    first = start_dht("first")
+    second = start_dht("second", first.addresses()[0])
+
+    found = first.find([second.peer_id, DEAD.rpartition("/")[2]])
+
+    assert found == {second.peer_id: second.addresses()}
+
+
+def test_the_process_of_the_dht_can_be_told_by_its_name(start_dht: StartDHT) -> None:
+    peer = start_dht("peer")
+
+    assert psutil.Process(peer.dht.pid).name() == "dht"
 
 
 def test_close_leaves_nothing_and_may_be_called_twice(

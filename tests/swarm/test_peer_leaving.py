@@ -5,10 +5,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.support.peers import Launcher, PeerProcess, launcher, seconds_until_gone
+from tests.support.peers import Launcher, launcher, seconds_until_gone
 from tests.support.swarm import wait_until
 
 pytestmark = pytest.mark.swarm
@@ -20,14 +19,6 @@ GRACE = 10.0  # seconds that design and README promise
 def peers(tmp_path: Path) -> Iterator[Launcher]:
     with launcher(tmp_path) as made:
         yield made
-
-
-def child(peer: PeerProcess, name: str) -> psutil.Process:
-    """Return p2pd, or one of the peer's forked processes by its place."""
-    children = psutil.Process(peer.process.pid).children(recursive=True)
-    found = [process for process in children if process.name() == name]
-    assert found, [process.name() for process in children]
-    return found[0]
 
 
 def free_port() -> int:
@@ -107,19 +98,6 @@ def test_all_children_end_when_the_peer_is_killed(peers: Launcher) -> None:
 
     assert peer.wait() == -signal.SIGKILL
     assert len(tree) >= 4
-
-
-def test_a_peer_whose_p2p_daemon_dies_ends_with_code_4_and_one_line(peers: Launcher) -> None:
-    peer = peers.start("peer", "--new-swarm")
-    peer.wait_for("outer_step")
-    tree = peer.tree()
-
-    child(peer, "p2pd").kill()
-    seconds_until_gone(tree, within=2 * GRACE)
-
-    assert peer.wait() == 4
-    assert "p2pd has ended" in peer.stderr
-    assert len(peer.stderr.strip().splitlines()) == 1
 
 
 def test_the_others_go_on_when_one_of_three_is_killed(peers: Launcher) -> None:
