@@ -25,7 +25,7 @@ from opendiloco.averaging.exchange import Exchange, ExchangeError, Surroundings
 from opendiloco.averaging.frames import TAG_BYTES, Frame, FrameKind
 from opendiloco.averaging.group import Group, Member, Role
 from opendiloco.averaging.lines import LinkLike
-from opendiloco.averaging.links import Links
+from opendiloco.averaging.links import MAX_STREAMS, Links
 from opendiloco.averaging.messages import Commit, encode_message
 from opendiloco.averaging.protocol import RoundPhase
 from opendiloco.memory import give_back_memory
@@ -167,6 +167,7 @@ class RoundAverager(DecentralizedAverager):
             ExchangeError: If there is no average.
         """
         began_at = time.monotonic()
+        self._links.num_streams = MAX_STREAMS if len(attempt.neighbours) < 2 else 1
         for peer_id, is_client in attempt.neighbours:
             if self._opens_link_to(peer_id, is_client=is_client):
                 self._links.warm(peer_id)

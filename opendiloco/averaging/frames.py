@@ -61,12 +61,12 @@ class Frame:
     def rank(self) -> int:
         """Frames of a lower rank are sent first.
 
-        Contributions come before averages: the last average can leave no earlier than the
-        last contribution has arrived, so any average sent before it makes the round longer.
+        Averages come before contributions, so that both are under way all the time: in the
+        other order every member waits twice for the slowest of all lines.
         """
         if self.kind is FrameKind.CONTRIBUTION:
-            return 1
-        return 2 if self.kind is FrameKind.AVERAGE else 0
+            return 2
+        return 1 if self.kind is FrameKind.AVERAGE else 0
 
     @property
     def num_bytes(self) -> int:

@@ -14,9 +14,9 @@ from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from opendiloco.averaging.frames import HEADER_BYTES, Frame, FrameKind, read_header
 from opendiloco.units import Seconds
 
-_STREAMS = 2
-"""Per pair of peers. One stream does not fill a line of long delay (its window is the limit,
-and grows slowly); more than two are no faster."""
+MAX_STREAMS = 2
+"""Per pair of peers. One stream does not fill a line of long delay alone (its window is the
+limit, and grows slowly); with several peers, more streams only get into each other's way."""
 
 _BULK_AHEAD = 4  # frames that may wait in front of a busy line, so that it is never idle
 _BUFFER_BYTES = 1 << 18  # more would make messages wait behind it on slow lines
@@ -162,7 +162,11 @@ class Link:
 
 
 class Links:
-    """The links of this peer, by peer id. Lives in one event loop."""
+    """The links of this peer, by peer id. Lives in one event loop.
+
+    Attributes:
+        num_streams: Of links that this peer opens from now on.
+    """
 
     def __init__(
         self,
@@ -184,6 +188,7 @@ class Links:
             max_payload_bytes: A peer that announces a longer one is cut off.
             stall: A peer that takes nothing for longer is cut off.
         """
+        self.num_streams = MAX_STREAMS
         self._p2p = p2p
         self._protocol = protocol
         self._receive = receive
@@ -249,12 +254,12 @@ class Links:
         streams: list[_Stream] = []
         try:
             async with asyncio.timeout(min(_OPEN, self._stall / 3)):
-                for index in range(_STREAMS):
+                for index in range(self.num_streams):
                     _, reader, writer = await self._p2p.call_binary_stream_handler(
                         PeerID.from_base58(peer_id), self._protocol
                     )
                     streams.append((reader, writer))
-                    writer.write(_GREETING.pack(number, index, _STREAMS))
+                    writer.write(_GREETING.pack(number, index, self.num_streams))
                     await writer.drain()
         except BaseException:
             for _, writer in streams:
@@ -287,7 +292,7 @@ class Links:
             streams = []
         streams.append((reader, writer))
         self._arriving[peer_id] = number, streams
-        if len(streams) >= min(num_streams, 2 * _STREAMS):
+        if len(streams) >= min(num_streams, MAX_STREAMS):
             del self._arriving[peer_id]
             await self._add(peer_id, number, streams)
 

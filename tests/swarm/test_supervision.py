@@ -64,7 +64,13 @@ def later_round(peer: PeerProcess, event: Event) -> Event:
     return found()[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGSTOP, id="frozen", marks=pytest.mark.faults),
+    ],
+)
 @pytest.mark.parametrize("name", ["p2pd", "dht", "averager"])
 def test_what_is_lost_during_inner_steps_is_noticed_and_repaired(
     peers: Launcher, name: str, number: signal.Signals
@@ -94,6 +100,7 @@ def test_what_is_lost_during_inner_steps_is_noticed_and_repaired(
     assert listening == {address}
 
 
+@pytest.mark.faults
 def test_a_loss_while_a_peer_waits_for_a_slower_one_ends_the_wait(peers: Launcher) -> None:
     fast = peers.start("fast", "--new-swarm", "--network.min-peers=2")
     slow = peers.start("slow", "--network.min-peers=2", "--inner.batch-size=4096", joins=fast)
@@ -110,6 +117,7 @@ def test_a_loss_while_a_peer_waits_for_a_slower_one_ends_the_wait(peers: Launche
     assert float(str(failed["t"])) - float(str(lost["t"])) < NOTICE
 
 
+@pytest.mark.faults
 def test_a_founder_whose_p2p_daemon_dies_finds_the_others_again(peers: Launcher) -> None:
     # OpenMP's threads do not survive the fork of a repair; nothing may wait for them.
     first = peers.start("first", "--new-swarm", "--network.min-peers=2", *SPAN, OMP_NUM_THREADS="2")
@@ -128,6 +136,7 @@ def test_a_founder_whose_p2p_daemon_dies_finds_the_others_again(peers: Launcher)
     assert later_round(second, repaired)["num_peers"] == 2
 
 
+@pytest.mark.faults
 def test_a_peer_whose_daemon_dies_with_the_bootstrap_joins_by_the_others(peers: Launcher) -> None:
     first = peers.start("first", "--new-swarm", "--network.min-peers=3", *SPAN)
     second = peers.start("second", "--network.min-peers=3", *SPAN, joins=first)
@@ -147,6 +156,7 @@ def test_a_peer_whose_daemon_dies_with_the_bootstrap_joins_by_the_others(peers: 
     assert second.process.poll() is None
 
 
+@pytest.mark.faults
 def test_a_peer_that_was_frozen_as_a_whole_does_not_take_its_processes_for_lost(
     peers: Launcher,
 ) -> None:
@@ -165,6 +175,7 @@ def test_a_peer_that_was_frozen_as_a_whole_does_not_take_its_processes_for_lost(
     assert peer.events("lost") == []
 
 
+@pytest.mark.faults
 def test_a_process_that_dies_again_and_again_ends_the_peer_with_code_4(peers: Launcher) -> None:
     peer = peers.start("peer", "--new-swarm", *SPAN)
     peer.wait_for("joined")
@@ -193,6 +204,7 @@ def test_a_peer_that_is_lost_while_it_waits_for_others_ends_with_code_4(peers: L
     assert "p2pd has ended" in line
 
 
+@pytest.mark.faults
 def test_a_signal_during_a_repair_ends_the_peer_in_good_order(peers: Launcher) -> None:
     first = peers.start("first", "--new-swarm", "--network.min-peers=2", *SPAN)
     second = peers.start("second", "--network.min-peers=2", *SPAN, joins=first)
