@@ -148,7 +148,7 @@ class AveragerContract(Facts):
         assert len({average.numpy().tobytes() for average in averages}) == 1
 
     @pytest.mark.timeout(300)
-    @pytest.mark.parametrize("count", [4, 8])
+    @pytest.mark.parametrize("count", [4, pytest.param(8, marks=pytest.mark.faults)])
     def test_all_members_hold_the_same_bytes_after_every_one_of_fifty_rounds(
         self, swarm_of: SwarmOf, count: int
     ) -> None:
