@@ -41,7 +41,7 @@ class Leaving:
         self._read_end, self._write_end = os.pipe()
 
     def install(self) -> None:
-        """Install the handlers; again after hivemind has overwritten one of them."""
+        """Install the handlers."""
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
 

@@ -132,7 +132,6 @@ class Connection:
                 leaving=self.alarm,
             )
         stack.callback(self.averager.close)
-        self._leaving.install()  # hivemind: starting an averager ignores SIGINT here (1.1.12)
         self.exchange = StateExchange(
             self.dht.dht, self._layout, run_key=run_key, leaving=self.alarm
         )

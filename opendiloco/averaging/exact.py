@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import multiprocessing as mp
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -90,7 +91,14 @@ class RoundAverager(DecentralizedAverager):
     @override
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
         """Start the process, and have it accept links from other peers."""
-        super().run_in_background(await_ready, timeout)
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            super().run_in_background(await_ready=False)
+        finally:
+            # hivemind: makes this process, and all its later children, deaf to Ctrl-C (1.1.12).
+            signal.signal(signal.SIGINT, handler)
+        if await_ready:
+            self.wait_until_ready(timeout)
         self._outer_pipe.send(("_open", [], {}))
 
     def begin(self, attempt: Attempt) -> None:

@@ -3,7 +3,6 @@
 import inspect
 import signal
 import time
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,24 +18,22 @@ from tests.support.swarm import nodes
 pytestmark = pytest.mark.swarm
 
 
-@pytest.fixture(autouse=True)
-def own_sigint() -> Iterator[None]:
-    handler = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, handler)
-
-
 def test_the_version_is_the_one_whose_internals_are_used() -> None:
     assert version("hivemind") == "1.1.12"
 
 
-def test_starting_an_averager_makes_this_process_ignore_sigint(tmp_path: Path) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def test_hivemind_makes_a_process_that_starts_an_averager_deaf_to_ctrl_c() -> None:
+    assert "SIGINT, signal.SIG_IGN" in inspect.getsource(DecentralizedAverager.run_in_background)
+
+
+def test_an_averager_of_ours_leaves_ctrl_c_alone(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
 
     with nodes(1, tmp_path, fragment_sizes=[10]):
         after = signal.getsignal(signal.SIGINT)
 
-    assert after is signal.SIG_IGN
+    assert after is before
+    assert after is not signal.SIG_IGN
 
 
 def test_a_group_of_the_expected_size_starts_long_before_patience_ends(tmp_path: Path) -> None:
