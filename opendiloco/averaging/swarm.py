@@ -4,7 +4,7 @@ import math
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -49,6 +49,10 @@ class Neighbours(Protocol):
 
     def refresh(self, timeout: Seconds) -> None:
         """Look again now; returns when the picture is new, or after ``timeout``."""
+        ...
+
+    def met(self, peer_ids: Iterable[str]) -> None:
+        """Take note that these peers were there just now."""
         ...
 
 
@@ -244,6 +248,7 @@ class HivemindAverager(Averager):
         progress.add(report, num_peers=num_peers)
         if report.reason:
             return None
+        self._neighbours.met(member.peer_id for member in report.contributors)
         return progress.result(
             RoundOutcome.AVERAGED,
             average=None if self._options.auxiliary else average,

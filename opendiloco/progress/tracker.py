@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from opendiloco.dht import Subkey, SwarmDHT
 from opendiloco.identity import peer_id_of_public_key
@@ -92,6 +92,16 @@ class ProgressTracker:
                 Sighting(record, Seconds(self._attended - changed_at))
                 for record, changed_at in self._seen.values()
             )
+
+    def met(self, peer_ids: Iterable[str]) -> None:
+        """Take note that these peers were there just now, whatever their records say.
+
+        The DHT can be slow, most of all when some peer has just frozen. Who has averaged with
+        this one is not gone, and this one not alone, because news of it are late.
+        """
+        with self._lock:
+            for peer_id in self._seen.keys() & set(peer_ids):
+                self._seen[peer_id] = (self._seen[peer_id][0], self._attended)
 
     def distrust(self, peer_id: str) -> None:
         """Do not believe this peer, for a minute, that it is at a later outer step.

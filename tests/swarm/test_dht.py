@@ -1,4 +1,5 @@
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -6,7 +7,7 @@ from opendiloco.dht import MAX_VALUE_BYTES
 from opendiloco.units import Seconds, now
 from tests.support.network import A_MINUTE, StartDHT, free_port
 from tests.support.strangers import store_garbage
-from tests.support.swarm import wait_until
+from tests.support.swarm import nodes, wait_until
 
 pytestmark = pytest.mark.swarm
 
@@ -125,3 +126,13 @@ def test_announced_addresses_are_what_others_get(start_dht: StartDHT) -> None:
         f"/dns/seed.example.org/tcp/{port}/p2p/{peer.peer_id}",
         f"/ip4/203.0.113.7/tcp/{port}/p2p/{peer.peer_id}",
     ]
+
+
+def test_a_peer_that_was_met_is_there_though_news_of_it_are_late(tmp_path: Path) -> None:
+    with nodes(2, tmp_path) as (here, there):
+        there.tracker.pause()
+        wait_until(lambda: not here.tracker.view().peers, "the other one counts as gone")
+
+        here.tracker.met(["nobody", there.peer_id])
+
+        assert [peer.peer_id for peer in here.tracker.view().peers] == [there.peer_id]
