@@ -95,6 +95,14 @@ class Agreement:
         if coordinator is not None and coordinator != self._group.me:
             self._send(coordinator, status)
 
+    def repeat(self, member: int) -> None:
+        """Tell a member again what this one, as the coordinator, has told all."""
+        if self.coordinator != self._group.me:
+            return
+        for message in (self.view if self.view.number else None, self.plan, self.decision):
+            if message is not None:
+                self._send(member, message)
+
     def hear_status(self, member: int, status: Status) -> None:
         """Take note of another member's situation."""
         known = self._statuses.get(member)

@@ -175,6 +175,11 @@ class AllReduce:
             self._changed.notify_all()
         return [part for part in plan.holders if self._trains and not self._has(part)]
 
+    def missing_from(self, reducer: int) -> list[int]:
+        """Return the parts that this member wants and lacks, of those that a reducer averages."""
+        parts = [part for part, who in self._reducer_of.items() if who == reducer]
+        return [part for part in parts if self._trains and not self._has(part)]
+
     def give(self, member: int, part: int) -> None:
         """Send a part of the average to a member that misses it, now or once it is here."""
         if part in self._made:
@@ -183,7 +188,7 @@ class AllReduce:
             # What was decoded encodes to the payload that it came from.
             payload = self._codec.encode(self._view(part)).payload
             self._outlet.post(member, self._average(part, self._contributors_to[part], payload))
-        elif part < len(self.parts):
+        elif part < len(self.parts) and self._reducer_of.get(part) != self._group.me:
             self._wanted.setdefault(part, set()).add(member)
 
     async def stop(self) -> None:

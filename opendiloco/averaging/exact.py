@@ -188,6 +188,7 @@ class RoundAverager(DecentralizedAverager):
             self._codec,
             Surroundings(
                 connect=self._connect_to(group),
+                knock=self._knock_at(group),
                 executor=self._executor,
                 observe=self._observe,
                 stall=self._stall,
@@ -271,6 +272,13 @@ class RoundAverager(DecentralizedAverager):
 
         return connect
 
+    def _knock_at(self, group: Group) -> Callable[[int], Awaitable[None]]:
+        async def knock(index: int) -> None:
+            if group.members[index].is_reducer:  # a client does not listen; it opens links
+                await self._links.knock(group.members[index].peer_id)
+
+        return knock
+
     def _opens_link_to(self, peer_id: str, *, is_client: bool) -> bool:
         """Return which of the two opens the link: the client, else the smaller peer id."""
         return self.client_mode or (not is_client and str(self._p2p.peer_id) < peer_id)
@@ -299,9 +307,9 @@ class RoundAverager(DecentralizedAverager):
                 kind, payload = encode_message(self._decisions[frame.tag])
                 link.post(Frame(kind, frame.tag, payload=payload))
 
-    def _lose(self, peer_id: str, reason: str) -> None:
+    def _lose(self, peer_id: str, reason: str, *, may_return: bool) -> None:
         if self._exchange is not None:
-            self._exchange.lose(peer_id, reason)
+            self._exchange.lose(peer_id, reason, may_return=may_return)
 
     @override
     async def _shutdown(self, timeout: float | None) -> None:

@@ -14,7 +14,7 @@ from opendiloco.averaging.allreduce import AllReduce
 from opendiloco.averaging.codecs import Codec
 from opendiloco.averaging.frames import Frame, FrameKind, bits, indices_of
 from opendiloco.averaging.group import Group
-from opendiloco.averaging.lines import Connect, Lines
+from opendiloco.averaging.lines import Connect, Knock, Lines
 from opendiloco.averaging.messages import (
     Abort,
     Commit,
@@ -46,6 +46,7 @@ class Surroundings:
 
     Attributes:
         connect: Returns the link to a member.
+        knock: Tells whether a member is still there.
         executor: Runs what takes longer than a moment.
         observe: Hears of every phase as it begins.
         stall: A member that is silent for longer is excluded.
@@ -53,6 +54,7 @@ class Surroundings:
     """
 
     connect: Connect
+    knock: Knock
     executor: Executor
     observe: Callable[[RoundPhase], None]
     stall: Seconds
@@ -183,10 +185,14 @@ class Exchange:
             self._fail(f"unexpected error: {error!r}")
         self._vote_if_complete()
 
-    def lose(self, peer_id: str, reason: str) -> None:
-        """Take note that the link to a peer is lost."""
+    def lose(self, peer_id: str, reason: str, *, may_return: bool) -> None:
+        """Take note that the link to a peer is lost, and whether to try to connect anew."""
         member = self.group.index_of.get(peer_id)
-        if member is not None:
+        if member is None or self._over.done():
+            return
+        if may_return and member in self._agreement.members and self._lines.reaches(member):
+            self._start(self._reattach(member, reason))
+        elif not may_return:
             self._suspect(member, reason)
 
     async def _attach(self, other: int) -> None:
@@ -197,6 +203,20 @@ class Exchange:
             self._suspect(other, str(error))
         else:
             await self._work.contribute(other)
+
+    async def _reattach(self, other: int, reason: str) -> None:
+        """Connect anew to a member, and do again what may have been lost with the link."""
+        try:
+            await self._lines.reattach(other, self._surroundings.knock)
+        except ConnectionError:
+            self._suspect(other, reason)
+            return
+        self._agreement.repeat(other)
+        self._report()
+        missing = self._work.missing_from(other)
+        if missing:
+            self._lines.say(other, Want(parts=missing))
+        await self._work.contribute(other)
 
     def _check_contributors(self, frame: Frame) -> None:
         if not frame.contributors or frame.contributors & ~bits(self.group.trainers):

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Protocol
 
 from opendiloco.averaging.frames import Frame, FrameKind
@@ -34,6 +35,11 @@ class LinkLike(Protocol):
 
 Connect = Callable[[int], Awaitable[LinkLike]]
 """Returns the link to a member."""
+Knock = Callable[[int], Awaitable[None]]
+"""Returns when a member is seen to be there; raises whatever it likes when it is not."""
+
+_RETURN = Seconds(3.0)  # for a member to come back whose link is lost
+_RETURNS = 3  # of one member, in one exchange
 
 
 class Lines:
@@ -51,6 +57,7 @@ class Lines:
         self._links: dict[int, LinkLike] = {}
         self._waiting: dict[int, list[Frame]] = {}  # for members without a link yet
         self._lost: set[int] = set()
+        self._num_returns: Counter[int] = Counter()
         self._silence: dict[int, float] = {}
         self._ping_in = 0.0
         self.bytes_sent = 0
@@ -66,13 +73,28 @@ class Lines:
         Raises:
             ConnectionError: If that does not work in time.
         """
-        try:
+        with _connecting():
             async with asyncio.timeout(self._stall):
                 link = await self._connect(member)
-        except TimeoutError:
-            raise ConnectionError("could not be connected to in time") from None
-        except Exception as error:  # noqa: BLE001 - the daemon's client raises its own kinds
-            raise ConnectionError(f"could not be connected to ({error})") from None
+        self._use(member, link)
+
+    async def reattach(self, member: int, knock: Knock) -> None:
+        """Connect anew to a member whose link is lost; what was under way on it is lost, too.
+
+        Raises:
+            ConnectionError: If that does not work soon, at once if there is nobody.
+        """
+        self._links.pop(member, None)
+        self._num_returns[member] += 1
+        if self._num_returns[member] > _RETURNS:
+            raise ConnectionError("the connection was lost again and again")
+        with _connecting():
+            async with asyncio.timeout(min(_RETURN, self._stall)):
+                await knock(member)
+                link = await self._connect(member)
+        self._use(member, link)
+
+    def _use(self, member: int, link: LinkLike) -> None:
         if member in self._lost:
             return
         link.was_heard = True
@@ -147,3 +169,14 @@ class Lines:
         """Do not send what is left of this exchange, apart from messages."""
         for link in self._links.values():
             link.forget(self._group.tag)
+
+
+@contextlib.contextmanager
+def _connecting() -> Iterator[None]:
+    """Turn whatever goes wrong meanwhile into a ConnectionError."""
+    try:
+        yield
+    except TimeoutError:
+        raise ConnectionError("could not be connected to in time") from None
+    except Exception as error:  # noqa: BLE001 - the daemon's client raises its own kinds
+        raise ConnectionError(f"could not be connected to ({error})") from None

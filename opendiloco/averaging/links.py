@@ -6,7 +6,7 @@ import itertools
 import struct
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
@@ -27,8 +27,14 @@ _GREETING = struct.Struct(">QBB")  # number of the link; index and number of its
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Receive = Callable[[str, Frame], Awaitable[None]]
 """Takes a frame from a peer; while it does not return, that stream is not read on."""
-Lost = Callable[[str, str], None]
-"""Hears that the link to a peer is lost, and why."""
+
+
+class Lost(Protocol):
+    """Hears that the link to a peer is lost."""
+
+    def __call__(self, peer_id: str, reason: str, *, may_return: bool) -> None:
+        """Take note of why, and of whether the peer may well come back."""
+        ...
 
 
 class Link:
@@ -100,23 +106,23 @@ class Link:
             self._task.cancel()
 
     async def _run(self, receive: Receive, lost: Lost) -> None:
-        reason = "the connection is lost"
+        reason, may_return = "the connection is lost", True
         try:
             async with asyncio.TaskGroup() as tasks:
                 for reader, writer in self._streams:
                     tasks.create_task(self._receive_from(reader, receive))
                     tasks.create_task(self._send_to(writer))
         except* TimeoutError:
-            reason = f"took nothing for {self._stall:g} s"
+            reason, may_return = f"took nothing for {self._stall:g} s", False
         except* (OSError, EOFError):
             pass
         except* ValueError as errors:
-            reason = f"broke the protocol: {errors.exceptions[0]}"
+            reason, may_return = f"broke the protocol: {errors.exceptions[0]}", False
         finally:
             self._all_sent.set()
             for _, writer in self._streams:
                 writer.close()
-        lost(self.peer_id, reason)
+        lost(self.peer_id, reason, may_return=may_return)
 
     async def _send_to(self, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -204,6 +210,21 @@ class Links:
     async def listen(self) -> None:
         """Accept links from others from now on."""
         await self._p2p.add_binary_stream_handler(self._protocol, self._accept)
+        await self._p2p.add_binary_stream_handler(f"{self._protocol}/knock", _hang_up)
+
+    async def knock(self, peer_id: str) -> None:
+        """Return when a peer that listens is seen to be there.
+
+        Raises:
+            OSError, P2PDaemonError: If it is not.
+        """
+        _, reader, writer = await self._p2p.call_binary_stream_handler(
+            PeerID.from_base58(peer_id), f"{self._protocol}/knock"
+        )
+        try:
+            await reader.read()
+        finally:
+            writer.close()
 
     def get(self, peer_id: str) -> Link | None:
         """Return the open link to a peer, if there is one."""
@@ -310,7 +331,7 @@ class Links:
         self._links[peer_id] = link
         if known is not None and known.is_open:
             known.close()
-            self._lost(peer_id, "has connected anew")
+            self._lost(peer_id, "has connected anew", may_return=True)
         link.run(self._receive, self._lost)
         async with self._changed:
             self._changed.notify_all()
@@ -320,3 +341,9 @@ class Links:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _hang_up(
+    _info: StreamInfo, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    writer.close()

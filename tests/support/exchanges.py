@@ -41,6 +41,7 @@ class CableLink:
         self._room = asyncio.Semaphore(2)
         self.was_heard = True
         self.is_closed = False
+        self._cable = hub.cable(me, other)
         self.task = asyncio.create_task(self._deliver())
 
     def post(self, frame: Frame) -> None:
@@ -59,13 +60,14 @@ class CableLink:
 
     def close(self) -> None:
         self.is_closed = True
-        self._hub.cut(self._me, self._other)
+        if not self._cable.is_cut:
+            self._hub.cut(self._me, self._other)
 
     def _is_stuck(self, cable: Cable) -> bool:
         return cable.is_stuck or bool({self._me, self._other} & self._hub.frozen)
 
     async def _deliver(self) -> None:
-        cable = self._hub.cable(self._me, self._other)
+        cable = self._cable
         while True:
             frame = await self._queue.get()
             if frame.is_bulk:
@@ -94,6 +96,7 @@ class Hub:
     exchanges: dict[int, Exchange] = field(default_factory=dict)
     links: dict[tuple[int, int], CableLink] = field(default_factory=dict)
     cables: dict[frozenset[int], Cable] = field(default_factory=dict)
+    given_up: list[CableLink] = field(default_factory=list)
     frozen: set[int] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)
     sent: list[tuple[int, int, Frame]] = field(default_factory=list)
@@ -107,6 +110,10 @@ class Hub:
         if (me, other) not in self.links:
             self.links[me, other] = CableLink(self, me, other)
         return self.links[me, other]
+
+    async def knock(self, me: int, other: int) -> None:
+        if self.cable(me, other).is_cut:
+            raise ConnectionRefusedError("there is nobody")
 
     async def arrive(self, sender: int, receiver: int, frame: Frame) -> None:
         exchange = self.exchanges.get(receiver)
@@ -122,10 +129,25 @@ class Hub:
         if self.cable(one, other).is_cut:
             return
         self.cable(one, other).is_cut = True
+        self._tell_both(one, other)
+
+    def reset(self, one: int, other: int) -> None:
+        """What is under way between two members is lost, but they can connect anew."""
+        if self.cable(one, other).is_cut:
+            return
+        self.cables.pop(frozenset((one, other))).is_cut = True
+        for ends in ((one, other), (other, one)):
+            link = self.links.pop(ends, None)
+            if link is not None:
+                self.given_up.append(link)
+        self._tell_both(one, other)
+
+    def _tell_both(self, one: int, other: int) -> None:
         for here, there in ((one, other), (other, one)):
             exchange = self.exchanges.get(here)
             if exchange is not None and here not in self.dead:
-                exchange.lose(exchange.group.members[there].peer_id, "the connection is lost")
+                peer_id = exchange.group.members[there].peer_id
+                exchange.lose(peer_id, "the connection is lost", may_return=True)
 
     def kill(self, member: int) -> None:
         """The member is gone, and all notice."""
@@ -198,6 +220,7 @@ def play(  # noqa: PLR0913 - every test names the few that matter to it
                     CODECS[codec],
                     Surroundings(
                         connect=lambda other, me=i: hub.connect(me, other),  # type: ignore[misc]
+                        knock=lambda other, me=i: hub.knock(me, other),  # type: ignore[misc]
                         executor=executor,
                         observe=lambda phase, me=i: on_phase and on_phase(hub, me, phase),  # type: ignore[misc]
                         stall=Seconds(stall),
@@ -213,11 +236,10 @@ def play(  # noqa: PLR0913 - every test names the few that matter to it
                     outcomes[i] = await asyncio.wait_for(task, timeout + 5.0)
                 except ExchangeError as error:
                     outcomes[i] = error
-            for link in hub.links.values():
-                link.task.cancel()
-            await asyncio.gather(
-                *(link.task for link in hub.links.values()), return_exceptions=True
-            )
+            deliveries = [link.task for link in (*hub.links.values(), *hub.given_up)]
+            for delivery in deliveries:
+                delivery.cancel()
+            await asyncio.gather(*deliveries, return_exceptions=True)
         return outcomes
 
     return Played(asyncio.run(run()), copies, hub)

@@ -111,6 +111,50 @@ def test_two_members_that_cannot_reach_each_other_cost_only_one_of_them() -> Non
     assert_equal_average(played, survivors)
 
 
+@pytest.mark.parametrize("pair", [(0, 1), (1, 2), (3, 0)])
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: str(phase.value))
+def test_a_connection_that_breaks_and_can_be_opened_anew_costs_nobody_its_work(
+    phase: RoundPhase, pair: tuple[int, int]
+) -> None:
+    fired = []
+
+    def reset(hub: Hub, member: int, entered: RoundPhase) -> None:
+        if member == pair[0] and entered is phase:
+            fired.append(member)
+            hub.reset(*pair)
+
+    given = vectors(4, 200_000)
+
+    played = play(given, on_phase=reset)
+
+    assert fired == [pair[0]]
+    assert_equal_average(played, {0, 1, 2, 3})
+    assert played.reports()[0].contributors == (0, 1, 2, 3)
+    torch.testing.assert_close(
+        played.vectors[0], torch.stack(given).double().mean(0).float(), rtol=2e-7, atol=0
+    )
+
+
+def test_a_connection_that_breaks_again_and_again_costs_one_of_the_two() -> None:
+    def reset(sender: int, receiver: int, frame: Frame) -> Frame | None:
+        if {sender, receiver} == {1, 2} and frame.kind is FrameKind.CONTRIBUTION:
+            holder[0].reset(1, 2)
+            return None
+        return frame
+
+    holder: list[Hub] = []
+
+    def remember(hub: Hub, _member: int, _entered: RoundPhase) -> None:
+        holder[:] = [hub]
+
+    played = play(vectors(4, 200_000), alter=reset, on_phase=remember)
+
+    survivors = set(played.reports())
+    assert len(survivors) == 3
+    assert survivors >= {0, 3}
+    assert_equal_average(played, survivors)
+
+
 def test_of_a_group_cut_in_two_halves_nobody_has_an_average() -> None:
     def cut(hub: Hub, _member: int, entered: RoundPhase) -> None:
         if entered is RoundPhase.FIRST_PART:
@@ -230,12 +274,14 @@ def test_no_fault_at_any_moment_leaves_two_different_averages(seed: int) -> None
         hub = holder[0] if holder else None
         if hub is not None and moments and len(hub.sent) >= moments[0]:
             moments.pop(0)
-            what = dice.choice(["kill", "freeze", "cut"])
+            what = dice.choice(["kill", "freeze", "cut", "reset", "reset"])
             happened.append(what)
             if what == "kill":
                 hub.kill(dice.choice([sender, receiver]))
             elif what == "freeze":
                 hub.frozen.add(dice.choice([sender, receiver]))
+            elif what == "reset":
+                hub.reset(sender, receiver)
             else:
                 hub.cut(sender, receiver)
         return frame
@@ -258,5 +304,5 @@ def test_no_fault_at_any_moment_leaves_two_different_averages(seed: int) -> None
         tuple(played.vectors[i].tolist()) for i in played.reports() if i not in played.hub.dead
     }
     assert len(averages) <= 1, happened
-    if not happened:
-        assert len(played.reports()) == count
+    if set(happened) <= {"reset"} and len(happened) <= 3:
+        assert len(played.reports()) == count, played.errors()
