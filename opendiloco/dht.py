@@ -46,6 +46,10 @@ _MAX_UNANSWERED = 8
 _CALL_TIMEOUT = Seconds(10.0)
 _CONNECT_TIMEOUT = Seconds(10.0)
 _QUESTION_TIMEOUT = Seconds(3.0)
+_ONE_ANSWER = Seconds(2.0)
+"""For another node of the DHT to answer. One that is frozen delays every search by that much
+until it is known to be silent, and no round can begin before the search for it has ended."""
+_FIRST_ANSWER = Seconds(3.0)  # for an initial peer
 _PATIENCE = Seconds(7.0)  # two questions in a row, and some more
 _GRACE = Seconds(3.0)
 _POLL = Seconds(0.5)
@@ -143,6 +147,8 @@ class SwarmDHT:
                     p2p=daemon,
                     client_mode=options.client_mode,
                     record_validators=[validator, ReadableValues()],
+                    wait_timeout=_ONE_ANSWER,
+                    bootstrap_timeout=_FIRST_ANSWER,
                 )
             undo.callback(_stop_dht, dht)
             wait_until_ready(dht, reached, timeout=options.startup_timeout)
