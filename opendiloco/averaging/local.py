@@ -127,7 +127,8 @@ class LocalAverager(Averager):
 
 def _average(this_round: _Round) -> RoundResult:
     """Return the mean, summed in float64 in the members' order, as float32."""
-    ordered = [this_round.contributions[member] for member in sorted(this_round.contributions)]
+    members = sorted(this_round.contributions)
+    ordered = [this_round.contributions[member] for member in members]
     total = sum(request.weight for _, request in ordered)
     mean = torch.zeros_like(ordered[0][0], dtype=torch.float64)
     for vector, request in ordered:
@@ -135,8 +136,10 @@ def _average(this_round: _Round) -> RoundResult:
     return RoundResult(
         RoundOutcome.ALONE if len(ordered) == 1 else RoundOutcome.AVERAGED,
         average=mean.float(),
-        num_peers=len(ordered),
-        total_weight=total,
+        contributors={
+            str(member): request.weight
+            for member, (_, request) in zip(members, ordered, strict=True)
+        },
         num_tokens=sum(request.num_tokens for _, request in ordered),
         attempts=1,
     )

@@ -73,8 +73,8 @@ class RoundResult:
     Attributes:
         outcome: ``FAILED`` means there is no average, and nothing has changed.
         average: Flat float32 CPU vector, valid until the next round begins; None when ``FAILED``.
-        num_peers: Peers in the average, this one included.
-        total_weight: Sum of their weights.
+        contributors: Peers whose data is in the average, this one included, by peer id, and
+            the weights of their contributions; empty when ``FAILED``.
         num_tokens: Sum of their tokens.
         wait: Time spent waiting for peers that were still training.
         matchmaking: Time from then until the group was known, all attempts together.
@@ -89,8 +89,7 @@ class RoundResult:
 
     outcome: RoundOutcome
     average: torch.Tensor | None = None
-    num_peers: int = 1
-    total_weight: float = 0.0
+    contributors: Mapping[str, float] = field(default_factory=dict)
     num_tokens: int = 0
     wait: Seconds = Seconds(0.0)
     matchmaking: Seconds = Seconds(0.0)
@@ -101,6 +100,16 @@ class RoundResult:
     attempts: int = 0
     reason: str = ""
     dropped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_peers(self) -> int:
+        """Peers in the average, this one included; 1 when there is none."""
+        return max(1, len(self.contributors))
+
+    @property
+    def total_weight(self) -> float:
+        """Sum of the contributors' weights."""
+        return sum(self.contributors.values())
 
 
 class Averager(Protocol):

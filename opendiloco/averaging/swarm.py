@@ -41,7 +41,12 @@ _SELDOM = Seconds(2.0)  # and after a while
 
 
 class Neighbours(Protocol):
-    """Where the averager learns who else is there."""
+    """Where the averager learns who it is and who else is there."""
+
+    @property
+    def peer_id(self) -> str:
+        """This peer."""
+        ...
 
     def view(self) -> SwarmView:
         """Return the latest picture of the other peers."""
@@ -191,7 +196,12 @@ class HivemindAverager(Averager):
                 progress.reasons.append(ABSURD)
                 break
             if readiness is Readiness.ALONE:
-                return progress.alone(request, average)
+                return progress.result(
+                    RoundOutcome.ALONE,
+                    average=average,
+                    contributors={self._neighbours.peer_id: request.weight},
+                    num_tokens=request.num_tokens,
+                )
             result = self._attempt(request, num_peers, average, progress)
             if result is not None:
                 return result
@@ -252,8 +262,7 @@ class HivemindAverager(Averager):
         return progress.result(
             RoundOutcome.AVERAGED,
             average=None if self._options.auxiliary else average,
-            num_peers=len(report.contributors),
-            total_weight=sum(member.weight for member in report.contributors),
+            contributors={member.peer_id: member.weight for member in report.contributors},
             num_tokens=sum(member.num_tokens for member in report.contributors),
         )
 
@@ -304,16 +313,6 @@ class _Progress:
         self.bytes_sent += report.bytes_sent
         self.bytes_received += report.bytes_received
         self.dropped.update(report.dropped)
-
-    def alone(self, request: RoundRequest, average: torch.Tensor) -> RoundResult:
-        """Return the result of a round without others."""
-        return self.result(
-            RoundOutcome.ALONE,
-            average=average,
-            num_peers=1,
-            total_weight=request.weight,
-            num_tokens=request.num_tokens,
-        )
 
     def _reason(self) -> str:
         return "; ".join(dict.fromkeys(self.reasons)) or "out of time"

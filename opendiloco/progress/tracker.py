@@ -65,6 +65,11 @@ class ProgressTracker:
     def _new_thread(self) -> threading.Thread:
         return threading.Thread(target=self._run, name="progress", daemon=True)
 
+    @property
+    def peer_id(self) -> str:
+        """This peer, whose record is published."""
+        return self._record.peer_id
+
     def note(self, **changes: object) -> None:
         """Change fields of the own record; it is published with the next heartbeat.
 

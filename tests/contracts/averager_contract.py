@@ -182,7 +182,9 @@ class AveragerContract(Facts):
         for result in ended:
             assert result.outcome is RoundOutcome.AVERAGED
             assert (result.num_peers, result.num_tokens) == (3, 450)
-            assert result.total_weight == pytest.approx(450.0)
+            assert result.contributors.keys() == ended[0].contributors.keys()
+            assert sorted(result.contributors.values()) == sorted(WEIGHTS[:3])
+            assert result.total_weight == 450.0
             assert result.attempts >= 1
 
     def test_the_average_is_a_flat_float32_vector_on_the_cpu(self, swarm_of: SwarmOf) -> None:
