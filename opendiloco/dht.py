@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,17 +14,16 @@ from typing import Self
 
 import hivemind
 from hivemind.dht.crypto import RSASignatureValidator
-from hivemind.utils import MPFuture
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from opendiloco.addresses import best_first, parse_multiaddr
+from opendiloco.dht_process import DHTProcess
 from opendiloco.errors import JoinError, SwarmLostError
 from opendiloco.identity import Identity
-from opendiloco.joining import answer, initial_peers, ping, reach, wait_until_ready
+from opendiloco.joining import initial_peers, ping, reach, wait_until_ready
 from opendiloco.p2pd import NetworkOptions, P2PDaemon
 from opendiloco.processes import (
     children_named,
-    describe_end,
     remove_stale_sockets,
     tie_children_to_this_process,
 )
@@ -40,10 +38,6 @@ Subkey = bytes | str | None
 MAX_VALUE_BYTES = 4096
 """hivemind: 1.1.12 sends requests to the DHT's process by a pipe that loses large ones."""
 
-_MAX_UNANSWERED = 8
-"""So many of the largest requests fit into that pipe, which blocks for ever when full."""
-
-_CALL_TIMEOUT = Seconds(10.0)
 _CONNECT_TIMEOUT = Seconds(10.0)
 _QUESTION_TIMEOUT = Seconds(3.0)
 _ONE_ANSWER = Seconds(2.0)
@@ -51,8 +45,6 @@ _ONE_ANSWER = Seconds(2.0)
 until it is known to be silent, and no round can begin before the search for it has ended."""
 _FIRST_ANSWER = Seconds(3.0)  # for an initial peer
 _PATIENCE = Seconds(7.0)  # two questions in a row, and some more
-_GRACE = Seconds(3.0)
-_POLL = Seconds(0.5)
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 15.0
 
@@ -74,8 +66,7 @@ class SwarmDHT:
         self.owner_subkey = owner_subkey
         self._daemon = daemon
         self._announced: list[str] = []
-        self._pipe_lock = threading.Lock()
-        self._unanswered: list[MPFuture] = []
+        self._process = DHTProcess(dht)
         self._closed = False
 
     @classmethod
@@ -150,7 +141,7 @@ class SwarmDHT:
                     wait_timeout=_ONE_ANSWER,
                     bootstrap_timeout=_FIRST_ANSWER,
                 )
-            undo.callback(_stop_dht, dht)
+            undo.callback(DHTProcess(dht).stop)
             wait_until_ready(dht, reached, timeout=options.startup_timeout)
             undo.pop_all()
         seat = cls(daemon, dht, owner_subkey=validator.local_public_key)
@@ -197,7 +188,7 @@ class SwarmDHT:
         if len(value) > MAX_VALUE_BYTES:
             raise ValueError(f"a value of {len(value)} bytes; the DHT takes {MAX_VALUE_BYTES}")
         expires_at = now() + ttl
-        answer = self._call(
+        answer = self._process.call(
             lambda: self.dht.store(key, value, expires_at, subkey=subkey, return_future=True)
         )
         return answer is True
@@ -211,7 +202,7 @@ class SwarmDHT:
             By subkey; the subkey None for a key with one value. Empty if there is nothing, or
             nobody answered in time.
         """
-        found = self._call(lambda: self.dht.get(key, latest=True, return_future=True))
+        found = self._process.call(lambda: self.dht.get(key, latest=True, return_future=True))
         if not isinstance(found, ValueWithExpiration):
             return {}
         if not isinstance(found.value, dict):
@@ -234,7 +225,7 @@ class SwarmDHT:
         reached = [peer_id for peer_id, failure in outcomes.items() if failure is None]
         if reached:
             job = functools.partial(ping, peer_ids=reached)
-            self._call(functools.partial(self.dht.run_coroutine, job, return_future=True))
+            self._process.call(functools.partial(self.dht.run_coroutine, job, return_future=True))
 
     def check(self) -> None:
         """Ask p2pd and the DHT's process whether they are there; takes up to 14 s if not.
@@ -246,12 +237,12 @@ class SwarmDHT:
         if not self.dht.is_alive():
             raise SwarmLostError("the DHT's process has ended; start again")
         self._daemon.check(timeout=_PATIENCE)
-        self._ask_dht(timeout=_PATIENCE)
+        self._process.ask(timeout=_PATIENCE)
 
     def watched(self) -> tuple[Watched, Watched]:
         """Return the two processes, for a :class:`opendiloco.supervisor.Watch`."""
         return (
-            Watched("the DHT's process", self._dht_ended, self._ask_dht, _PATIENCE),
+            Watched("the DHT's process", self._process.ended, self._process.ask, _PATIENCE),
             Watched(
                 "p2pd",
                 self._daemon.ended,
@@ -265,20 +256,12 @@ class SwarmDHT:
         self.dht.kill()
         self._daemon.kill()
 
-    def _dht_ended(self) -> str:
-        return "" if self.dht.is_alive() else describe_end(self.dht.exitcode)
-
-    def _ask_dht(self, timeout: Seconds = _QUESTION_TIMEOUT) -> None:
-        send = functools.partial(self.dht.run_coroutine, answer, return_future=True)
-        if self._call(send, timeout=timeout, is_small=True) is not True:
-            raise SwarmLostError("the DHT's process does not answer; start again")
-
     def close(self) -> None:
         """End the DHT and p2pd within seconds; harmless when done twice."""
         if self._closed:
             return
         self._closed = True
-        _stop_dht(self.dht)
+        self._process.stop()
         self._daemon.stop()
 
     def __enter__(self) -> Self:
@@ -291,62 +274,6 @@ class SwarmDHT:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _call(
-        self,
-        send: Callable[[], MPFuture],
-        *,
-        timeout: Seconds | None = None,
-        is_small: bool = False,
-    ) -> object:
-        """Send a request to the DHT's process; return its answer, None if it fails or is late."""
-        deadline = time.monotonic() + (timeout or _CALL_TIMEOUT)
-        with self._pipe_lock:
-            self._unanswered = [future for future in self._unanswered if not future.done()]
-            has_room = is_small or len(self._unanswered) < _MAX_UNANSWERED
-            if self._is_gone or not has_room:
-                return None
-            future = send()
-            if not is_small:
-                self._unanswered.append(future)
-        try:
-            return self._wait_for(future, deadline)
-        except Exception as error:  # noqa: BLE001 - whatever the DHT's process raised comes here
-            logging.getLogger(__name__).debug("the DHT did not do it: %r", error)
-            return None
-
-    @property
-    def _is_gone(self) -> bool:
-        return self._closed or not self.dht.is_alive()
-
-    def _wait_for(self, future: MPFuture, deadline: float) -> object:
-        """Return the answer; raises TimeoutError if it is late, or nobody is left to give it."""
-        while True:
-            try:
-                return future.result(max(0.0, min(_POLL, deadline - time.monotonic())))
-            except TimeoutError:
-                if time.monotonic() >= deadline or self._is_gone:
-                    raise
-
-
-def forget_killed_children() -> None:
-    """Give hivemind new locks and pipes, since a killed child may have held the old ones.
-
-    A child that dies while it sends a result leaves a lock taken or half a message in a
-    pipe, and nothing gets through any more, not even from new children (1.1.12). Only for
-    when no child of hivemind's is left.
-    """
-    MPFuture.reset_backend()
-
-
-def _stop_dht(dht: hivemind.DHT) -> None:
-    """End the DHT's process: politely, then with SIGTERM, then with SIGKILL."""
-    with contextlib.suppress(OSError):
-        dht.shutdown()
-    if dht.is_alive():
-        dht.join(_GRACE)
-        dht.kill()
-    dht.join(_GRACE)
 
 
 def _quieten_hivemind(*, debug: bool) -> None:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from opendiloco import __version__
 from opendiloco.averaging.options import AveragingOptions
 from opendiloco.averaging.swarm import HivemindAverager
-from opendiloco.dht import NetworkOptions, SwarmDHT, forget_killed_children
+from opendiloco.dht import NetworkOptions, SwarmDHT
+from opendiloco.dht_process import forget_killed_children
 from opendiloco.errors import ConfigError
 from opendiloco.events import EventLog
 from opendiloco.identity import Identity

@@ -6,14 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from hivemind import DHT
 from typing_extensions import override
 
-from opendiloco.averaging.attempt import Attempt, AttemptReport
+from opendiloco.averaging.attempt import Attempt, AttemptReport, Attempts
 from opendiloco.averaging.exact import RoundAverager
 from opendiloco.averaging.options import AveragingOptions
 from opendiloco.averaging.protocol import (
@@ -181,32 +180,32 @@ class HivemindAverager(Averager):
         began_at = time.monotonic()
         deadline = began_at + request.timeout
         self._wait_for_others(request, deadline)
-        progress = _Progress(waited=Seconds(time.monotonic() - began_at))
-        while progress.num_serious < self._options.attempts and time.monotonic() < deadline:
+        attempts = Attempts(waited=Seconds(time.monotonic() - began_at))
+        while attempts.num_serious < self._options.attempts and time.monotonic() < deadline:
             if self._is_ending:
-                progress.reasons.append("this peer leaves")
+                attempts.reasons.append("this peer leaves")
                 break
             readiness, num_peers = self._decide(request, waited=Seconds(math.inf))
             if readiness is Readiness.BEHIND:
-                progress.reasons.append("others are at a later outer step")
+                attempts.reasons.append("others are at a later outer step")
                 break
             average = self._buffer[: self._fragment_sizes[request.fragment]]
             request.fill(average)
             if not is_sound(average):
-                progress.reasons.append(ABSURD)
+                attempts.reasons.append(ABSURD)
                 break
             if readiness is Readiness.ALONE:
-                return progress.result(
+                return attempts.result(
                     RoundOutcome.ALONE,
                     average=average,
                     contributors={self._neighbours.peer_id: request.weight},
                     num_tokens=request.num_tokens,
                 )
-            result = self._attempt(request, num_peers, average, progress)
+            result = self._attempt(request, num_peers, average, attempts)
             if result is not None:
                 return result
             self._neighbours.refresh(_NEWS)
-        return progress.result(RoundOutcome.FAILED)
+        return attempts.result(RoundOutcome.FAILED)
 
     def _decide(self, request: RoundRequest, *, waited: Seconds) -> tuple[Readiness, int]:
         return self._policy.decide(
@@ -228,7 +227,7 @@ class HivemindAverager(Averager):
             time.sleep(max(_NEWS, min(_SELDOM, (time.monotonic() - began_at) / 10)))
 
     def _attempt(
-        self, request: RoundRequest, num_peers: int, average: torch.Tensor, progress: "_Progress"
+        self, request: RoundRequest, num_peers: int, average: torch.Tensor, attempts: Attempts
     ) -> RoundResult | None:
         """Search for the others and average with them once.
 
@@ -240,7 +239,7 @@ class HivemindAverager(Averager):
         """
         self.check()
         ready = self._neighbours.view().ready_at(request.outer_step, request.lineage)
-        present = [peer for peer in ready if peer.peer_id not in progress.dropped]
+        present = [peer for peer in ready if peer.peer_id not in attempts.dropped]
         report = self._await(
             Attempt(
                 outer_step=request.outer_step,
@@ -255,11 +254,11 @@ class HivemindAverager(Averager):
                 exchange=self._options.exchange,
             )
         )
-        progress.add(report, num_peers=num_peers)
+        attempts.add(report, num_peers=num_peers)
         if report.reason:
             return None
         self._neighbours.met(member.peer_id for member in report.contributors)
-        return progress.result(
+        return attempts.result(
             RoundOutcome.AVERAGED,
             average=None if self._options.auxiliary else average,
             contributors={member.peer_id: member.weight for member in report.contributors},
@@ -283,55 +282,6 @@ class HivemindAverager(Averager):
             if time.monotonic() > deadline + _ANSWER:
                 raise SwarmLostError("the averager is stuck; start this peer again")
         return report
-
-
-@dataclass
-class _Progress:
-    """What the attempts of one round have come to so far."""
-
-    waited: Seconds
-    attempts: int = 0
-    num_serious: int = 0
-    reasons: list[str] = field(default_factory=list)
-    matchmaking: float = 0.0
-    exchange: Seconds = Seconds(0.0)
-    commit: Seconds = Seconds(0.0)
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    dropped: dict[str, str] = field(default_factory=dict)
-
-    def add(self, report: AttemptReport, *, num_peers: int) -> None:
-        """Take note of one more attempt."""
-        self.attempts += 1
-        # Where only some have met, the others are about to come: that cost little, and is
-        # tried again as long as there is time.
-        self.num_serious += not 0 < 2 * report.num_met <= num_peers
-        if report.reason:
-            self.reasons.append(report.reason)
-        self.matchmaking += report.matchmaking
-        self.exchange, self.commit = report.exchange, report.commit
-        self.bytes_sent += report.bytes_sent
-        self.bytes_received += report.bytes_received
-        self.dropped.update(report.dropped)
-
-    def _reason(self) -> str:
-        return "; ".join(dict.fromkeys(self.reasons)) or "out of time"
-
-    def result(self, outcome: RoundOutcome, **average: Any) -> RoundResult:  # noqa: ANN401 - fields of RoundResult
-        """Return the round's result."""
-        return RoundResult(
-            outcome,
-            wait=self.waited,
-            matchmaking=Seconds(self.matchmaking),
-            exchange=self.exchange,
-            commit=self.commit,
-            bytes_sent=self.bytes_sent,
-            bytes_received=self.bytes_received,
-            attempts=self.attempts,
-            reason=self._reason() if outcome is RoundOutcome.FAILED else "",
-            dropped=self.dropped,
-            **average,
-        )
 
 
 def _shared_vector(size: int) -> torch.Tensor:

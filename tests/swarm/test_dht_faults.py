@@ -11,7 +11,8 @@ import psutil
 import pytest
 from hivemind.utils import MPFuture
 
-from opendiloco.dht import SwarmDHT, forget_killed_children
+from opendiloco.dht import SwarmDHT
+from opendiloco.dht_process import forget_killed_children
 from opendiloco.errors import SwarmLostError
 from opendiloco.units import Seconds, now
 from tests.support.network import A_MINUTE, DEAD, StartDHT, children
