@@ -28,6 +28,7 @@ from peers.terms import fingerprint_of
 _AVERAGER_PATIENCE = Seconds(7.0)
 _NOTE_ADDRESSES = Seconds(10.0)  # how often
 _MAX_REMEMBERED = 32
+_SILENT_HEARTBEATS = 4  # without news of a peer: it may be out of reach
 _REJOIN = Seconds(60.0)
 _MEET_AGAIN = Seconds(15.0)
 _LOOK = Seconds(1.0)
@@ -167,24 +168,27 @@ class Connection:
         ]
 
     def _note_addresses(self) -> None:
-        """Remember now and then where the others are, and look for those that are gone.
+        """Remember now and then where the others are, and look for those that are silent.
 
         When p2pd is dead, it cannot be asked; and after a cut of the network it is for the
-        peers to find each other again.
+        peers to find each other again, even before they take each other for gone.
         """
         if time.monotonic() - self._noted_at < _NOTE_ADDRESSES:
             return
         self._noted_at = time.monotonic()
-        here = [peer.peer_id for peer in self.tracker.view().peers]
-        self._others.update(self.dht.find(here))
+        heard = set()
+        for sighting in self.tracker.sightings():
+            peer_id = sighting.record.peer_id
+            if sighting.record.state == "leaving":
+                self._others.pop(peer_id, None)
+            elif sighting.age <= _SILENT_HEARTBEATS * self._config.network.heartbeat_s:
+                heard.add(peer_id)
+        self._others.update(self.dht.find(sorted(heard - {self.peer_id})))
         while len(self._others) > _MAX_REMEMBERED:
             del self._others[next(iter(self._others))]
-        for sighting in self.tracker.sightings():
-            if sighting.record.state == "leaving":
-                self._others.pop(sighting.record.peer_id, None)
-        gone = {peer: known for peer, known in self._others.items() if peer not in here}
-        if gone:
-            self.dht.meet_again(gone)
+        silent = {peer: known for peer, known in self._others.items() if peer not in heard}
+        if silent:
+            self.dht.meet_again(silent)
 
     def _make_tracker(self) -> ProgressTracker:
         config = self._config

@@ -5,6 +5,7 @@ Four peers on an emulated WAN, each on a host of its own.
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -39,9 +40,13 @@ DELAY_MS = 5.0
 STALL = float(str(QUICK["averaging"]["stall_timeout_s"]))
 SPARE = 5.0
 HALVES = ([0, 1], [2, 3])
-ENOUGH_ROUNDS = 4
+MEET_AGAIN = 90.0  # seconds: connections that hang are given up after 40
 # In a partition nobody is declared dead: what is to be seen is what the round itself does.
-CONFIG = {**QUICK, "network": {**QUICK["network"], "peer_timeout_s": 60.0}}
+# Each half goes on trying, since the other one may be late, for as long as a round may take.
+CONFIG = {
+    "network": {**QUICK["network"], "peer_timeout_s": 60.0},
+    "averaging": {**QUICK["averaging"], "exchange_timeout_s": 15.0, "attempts": 2},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +111,8 @@ def test_a_line_at_a_tenth_of_its_rate_makes_the_round_slow_and_nothing_else(
     assert slow.fired
     assert_one_state(held, range(COUNT))
     assert_committed(held, range(COUNT))
-    assert_average_is_of(held, size=SIZE, survivors=range(COUNT))
+    # So many packets are lost at once that its line may be silent for as long as one that is cut.
+    assert_average_is_of(held, size=SIZE, survivors=range(COUNT), victim=victim)
     slowest = max(float(event["seconds"]) for event in held.ended.values())
     assert slowest < calm + STALL + SPARE
 
@@ -123,8 +129,9 @@ def test_a_swarm_cut_in_two_in_the_middle_of_a_round_keeps_one_state_and_meets_a
         held = swarm.hold_round(strike=cut, victim=0)
     finally:
         cut.undo()
+    healed_at = time.monotonic()
     later = [swarm.hold_round()]
-    while len(later) < ENOUGH_ROUNDS and not have_met(later[-1]):
+    while time.monotonic() < healed_at + MEET_AGAIN and not have_met(later[-1]):
         later.append(swarm.hold_round())
 
     assert cut.fired
@@ -132,7 +139,7 @@ def test_a_swarm_cut_in_two_in_the_middle_of_a_round_keeps_one_state_and_meets_a
     assert len(states_of(held) - {(held.before["outer_step"], held.before["digest"])}) <= 1
     if when is When.MATCHMAKING:
         assert_carried(held, range(COUNT))
-    assert have_met(later[-1]), [how_it_ended(again) for again in later]
+    assert have_met(later[-1]), [how_it_ended(again) for again in later[-4:]]
     assert_one_state(later[-1], range(COUNT))
 
 
