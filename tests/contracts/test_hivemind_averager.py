@@ -17,6 +17,8 @@ from tests.contracts.averager_contract import AveragerContract, SwarmOf, run_rou
 from tests.contracts.bounds_contract import BoundsContract, RefusalContract
 from tests.support.swarm import Node, nodes
 
+_FEW = 4
+
 
 class PublishingAverager(Averager):
     """Tells the others by the progress record that its peer is ready, as a peer does."""
@@ -44,8 +46,15 @@ class TestHivemindAverager(AveragerContract, BoundsContract, RefusalContract):
         with ExitStack() as stack:
 
             def make(count: int, fragment_sizes: Sequence[int]) -> list[PublishingAverager]:
+                patience = 3.0 if count <= _FEW else 10.0  # they share two cores
                 made = stack.enter_context(
-                    nodes(count, tmp_path, fragment_sizes=fragment_sizes, codec="none")
+                    nodes(
+                        count,
+                        tmp_path,
+                        fragment_sizes=fragment_sizes,
+                        codec="none",
+                        patience=patience,
+                    )
                 )
                 for node in made:
                     node.tracker.update(state="averaging", outer_step=0)
