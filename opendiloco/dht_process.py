@@ -37,17 +37,17 @@ class DHTProcess:
         self,
         send: Callable[[], MPFuture],
         *,
-        timeout: Seconds = _CALL_TIMEOUT,
+        timeout: Seconds | None = None,
         is_small: bool = False,
     ) -> object:
         """Send it a request; return its answer, None if it fails or is late.
 
         Args:
             send: Writes the request into the pipe.
-            timeout: How long to wait for the answer.
+            timeout: How long to wait for the answer; by default as long as for any request.
             is_small: Whether the pipe has room for it at any time.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + (timeout or _CALL_TIMEOUT)
         with self._pipe_lock:
             self._unanswered = [future for future in self._unanswered if not future.done()]
             has_room = is_small or len(self._unanswered) < _MAX_UNANSWERED

@@ -26,6 +26,7 @@ from opendiloco.averaging.protocol import (
 from opendiloco.errors import ConfigError, SwarmLostError
 from opendiloco.memory import give_back_memory
 from opendiloco.outer import is_sound
+from opendiloco.processes import describe_end
 from opendiloco.progress.view import SwarmView
 from opendiloco.schedule import Readiness, RoundPolicy
 from opendiloco.units import Seconds
@@ -142,7 +143,8 @@ class HivemindAverager(Averager):
     def check(self) -> None:
         """Raise :class:`SwarmLostError` if the averager's process is dead or stuck."""
         if not self._averager.is_alive():
-            raise SwarmLostError("the averager's process has died; start this peer again")
+            how = describe_end(self._averager.exitcode)
+            raise SwarmLostError(f"the averager's process has ended ({how}); start this peer again")
         moment = time.monotonic()
         if self._averager.silence <= _PULSELESS:
             self._doubted_at = None

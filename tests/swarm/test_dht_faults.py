@@ -86,7 +86,7 @@ def test_check_tells_that_the_dht_is_frozen_and_close_still_ends_it(
 def test_calls_to_a_frozen_dht_return_however_many_there_are(
     start_dht: StartDHT, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opendiloco.dht._CALL_TIMEOUT", Seconds(0.1))
+    monkeypatch.setattr("opendiloco.dht_process._CALL_TIMEOUT", Seconds(0.1))
     peer = start_dht("peer")
     process = _freeze_dht(peer)
 
