@@ -10,6 +10,9 @@ from opendiloco.state import OuterState, empty_state, slice_bytes, slice_digest,
 from opendiloco.tensors import Layout
 from opendiloco.units import OuterStep, Seconds
 
+_MAX_CONTRIBUTORS = 1 << 12
+_PeerID = Annotated[str, Field(pattern="^[0-9A-Za-z._-]{1,128}$")]
+
 
 class DonorError(Exception):
     """This donor is of no use; the message says why."""
@@ -22,6 +25,7 @@ class Manifest(BaseModel):
 
     outer_step: Annotated[int, Field(ge=0, le=2**60)]
     num_tokens: Annotated[int, Field(ge=0, le=2**60)]
+    contributors: Annotated[list[_PeerID], Field(max_length=_MAX_CONTRIBUTORS)]
     slice_digests: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
 
     @property
@@ -32,7 +36,7 @@ class Manifest(BaseModel):
     @property
     def digest(self) -> str:
         """Digest of the state that is offered, hex."""
-        return state_digest(self.outer_step, self.num_tokens, self.digests)
+        return state_digest(self.outer_step, self.num_tokens, self.contributors, self.digests)
 
 
 class Assemblies:
@@ -58,7 +62,10 @@ class Assemblies:
         if known is not None:
             return known
         state = empty_state(
-            self._layout, OuterStep(manifest.outer_step), num_tokens=manifest.num_tokens
+            self._layout,
+            OuterStep(manifest.outer_step),
+            num_tokens=manifest.num_tokens,
+            contributors=tuple(manifest.contributors),
         )
         if len(manifest.digests) != len(state.slices):
             raise DonorError("its state is of another model")

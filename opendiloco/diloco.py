@@ -94,6 +94,7 @@ class DiLoCo:
         self._inner_step = 0
         self._num_tokens = 0
         self._export: _Export | None = None
+        self._unsettled: _Export | None = None  # of the first failed round at this outer step
 
     @property
     def state(self) -> OuterState:
@@ -188,7 +189,7 @@ class DiLoCo:
             result = export.future.result(timeout=self._round_timeout + _GRACE)
         except TimeoutError:
             raise SwarmLostError("the round does not end; start this peer again") from None
-        self._export = None
+        self._give_up(export)
         if result.outcome is RoundOutcome.FAILED or result.average is None:
             return OuterReport(self._state.outer_step, Verdict.CARRIED, None, result)
         self._commit(export, result)
@@ -196,36 +197,48 @@ class DiLoCo:
             self._state.outer_step, Verdict.COMMITTED, self._merge(export.fragment, local), result
         )
 
-    def adopt(self, state: OuterState, local: TensorSet, *, keep_local_work: bool) -> OuterReport:
+    def adopt(
+        self, state: OuterState, local: TensorSet, *, keep_local_work: bool, peer_id: str = ""
+    ) -> OuterReport:
         """Take over the state of a swarm that has moved on.
+
+        The others may have averaged this peer's work with theirs without its learning so in
+        time. Then it is committed like theirs, and does not count again.
 
         Args:
             state: The newer state.
             local: The peer's parameters, named; read before they are replaced.
             keep_local_work: Put ``local - old anchor`` on top of the new anchor, so that
                 the work counts in the next round; otherwise, or if it is absurd, it is discarded.
+            peer_id: How this peer is called among a state's contributors; empty if unknown.
         """
         if self._export is not None:
             raise RuntimeError("a round is in flight; finish it first")
+        settled = self._settled_by(state) if peer_id in state.contributors else frozenset()
         old = self._state.parameters(self._layout)
         parameters = state.parameters(self._layout)
         is_absurd = not all(is_within_bounds(old[name], local[name]) for name in old)
         keep_local_work = keep_local_work and not is_absurd
         if keep_local_work:
             parameters = {
-                name: (local[name].to("cpu", torch.float32) - old[name]).add_(anchor)
+                name: anchor
+                if name in settled
+                else (local[name].to("cpu", torch.float32) - old[name]).add_(anchor)
                 for name, anchor in parameters.items()
             }
         self._replace(state)
-        if not keep_local_work:
+        if settled or not keep_local_work:
             self._forget_local_work()
+        if settled:
+            return OuterReport(state.outer_step, Verdict.COMMITTED, parameters, None)
         verdict = Verdict.REBASED if keep_local_work else Verdict.DISCARDED
         return OuterReport(state.outer_step, verdict, parameters, None, is_absurd=is_absurd)
 
     def replace_averager(self, averager: Averager) -> None:
         """Go on with another averager; a round in flight is given up, and its work kept."""
         self._averager = averager
-        self._export = None
+        if self._export is not None:
+            self._give_up(self._export)
 
     def align(self, inner_step: int) -> None:
         """Take the position of peers that are further in the span, to be ready with them.
@@ -252,12 +265,31 @@ class DiLoCo:
                 outer_step=OuterStep(self._state.outer_step + 1),
                 num_tokens=self._state.num_tokens + result.num_tokens,
                 fragments=tuple(fragments),
+                contributors=tuple(sorted(result.contributors)),
             )
         )
         self._inner_step -= export.inner_step
         self._num_tokens -= export.num_tokens
 
+    def _give_up(self, export: _Export) -> None:
+        """Take note that the round of an export has ended here, the others may see how."""
+        self._export = None
+        self._unsettled = self._unsettled or export
+
+    def _settled_by(self, state: OuterState) -> frozenset[str]:
+        """Return the parameters whose progress is in a state that this peer contributed to.
+
+        None if there were inner steps after the export: what was given is not known any more.
+        """
+        export = self._unsettled
+        is_next = state.outer_step == self._state.outer_step + 1
+        if export is None or not is_next or export.inner_step != self._inner_step:
+            return frozenset()
+        vector = state.fragments[export.fragment].anchor
+        return frozenset(self._layout.views(export.fragment, vector))
+
     def _replace(self, state: OuterState) -> None:
+        self._unsettled = None
         state.hold()
         self._state.release()
         self._state = state

@@ -79,11 +79,14 @@ class OuterState:
         outer_step: Number of outer updates contained in the anchors.
         num_tokens: Tokens the whole swarm has trained on so far.
         fragments: One state per fragment of the layout.
+        contributors: Peer ids of those whose data is in the last outer step, sorted: a peer
+            that missed how a round ended learns here whether its work is in it.
     """
 
     outer_step: OuterStep
     num_tokens: int
     fragments: tuple[FragmentState, ...]
+    contributors: tuple[str, ...] = ()
 
     @classmethod
     def initial(cls, layout: Layout, parameters: TensorSet) -> "OuterState":
@@ -122,8 +125,8 @@ class OuterState:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over outer step, tokens and slice digests, hex; equal means identical."""
-        return state_digest(self.outer_step, self.num_tokens, self.slice_digests)
+        """SHA-256 over all of it, hex; equal means identical."""
+        return state_digest(self.outer_step, self.num_tokens, self.contributors, self.slice_digests)
 
     @property
     def lineage(self) -> str:
@@ -154,9 +157,15 @@ class OuterState:
         return named
 
 
-def state_digest(outer_step: int, num_tokens: int, slice_digests: Sequence[bytes]) -> str:
+def state_digest(
+    outer_step: int,
+    num_tokens: int,
+    contributors: Sequence[str],
+    slice_digests: Sequence[bytes],
+) -> str:
     """Return the digest of a state of which only the slices' digests are known, hex."""
-    whole = hashlib.sha256(f"{outer_step} {num_tokens} {len(slice_digests)}\n".encode())
+    head = (str(outer_step), str(num_tokens), *contributors, str(len(slice_digests)))
+    whole = hashlib.sha256((" ".join(head) + "\n").encode())
     for digest in slice_digests:
         whole.update(digest)
     return whole.hexdigest()
@@ -172,7 +181,9 @@ def slice_bytes(piece: torch.Tensor) -> memoryview:
     return memoryview(cast("Any", piece.numpy())).cast("B")
 
 
-def empty_state(layout: Layout, outer_step: OuterStep, num_tokens: int) -> OuterState:
+def empty_state(
+    layout: Layout, outer_step: OuterStep, num_tokens: int, contributors: tuple[str, ...]
+) -> OuterState:
     """Return a state of the right shape with undefined content, to be filled by slices."""
     return OuterState(
         outer_step=outer_step,
@@ -180,4 +191,5 @@ def empty_state(layout: Layout, outer_step: OuterStep, num_tokens: int) -> Outer
         fragments=tuple(
             FragmentState(torch.empty(size), torch.empty(size)) for size in layout.fragment_sizes
         ),
+        contributors=contributors,
     )

@@ -172,6 +172,7 @@ class StateExchange:
         manifest = Manifest(
             outer_step=state.outer_step,
             num_tokens=state.num_tokens,
+            contributors=list(state.contributors),
             slice_digests=[digest.hex() for digest in state.slice_digests],
         )
         await _send(writer, manifest.model_dump_json().encode())

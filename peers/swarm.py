@@ -273,7 +273,9 @@ class Seat:
         if download is None:
             return None
         keep = self._config.diloco.on_missed_round == "rebase"
-        report = self.diloco.adopt(download.state, local, keep_local_work=keep)
+        report = self.diloco.adopt(
+            download.state, local, keep_local_work=keep, peer_id=self._connection.peer_id
+        )
         self._align()
         self._conclude(report)
         return report

@@ -55,11 +55,12 @@ def assert_average_is_of(
 ) -> None:
     """The average is that of the survivors, here and there with the victim's data.
 
-    A survivor that missed the average and took over the others' state is not in it. The
-    victim's weight is in the total only if its data is in the average.
+    A survivor whose work is not in it says so. The victim's weight is in the total only if
+    its data is in the average.
     """
     committed = [m for m in survivors if held.ended[m]["verdict"] == "committed"]
-    totals = {held.ended[member]["total_weight"] for member in committed}
+    # Who took the state over from others has heard of no weights.
+    totals = {held.ended[member]["total_weight"] for member in committed} - {None}
     assert len(totals) == 1, how_it_ended(held)
     after = np.asarray(held.ended[committed[0]]["momentum"], dtype=np.float64)
     before = np.asarray(held.before["momentum"], dtype=np.float64)

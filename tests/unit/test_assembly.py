@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from opendiloco import state as state_module
 from opendiloco.assembly import Assemblies, Assembly, DonorError, Manifest
@@ -37,13 +38,14 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 def some_state(outer_step: int = 3) -> OuterState:
     generator = torch.Generator().manual_seed(1)
     vectors = [torch.randn(10, generator=generator) for _ in range(2)]
-    return OuterState(OuterStep(outer_step), 100, (FragmentState(*vectors),))
+    return OuterState(OuterStep(outer_step), 100, (FragmentState(*vectors),), ("a", "b"))
 
 
 def manifest_of(state: OuterState) -> Manifest:
     return Manifest(
         outer_step=state.outer_step,
         num_tokens=state.num_tokens,
+        contributors=list(state.contributors),
         slice_digests=[digest.hex() for digest in state.slice_digests],
     )
 
@@ -75,6 +77,7 @@ def test_without_an_own_state_every_slice_is_missing_and_the_whole_is_the_donors
 
     assert missing == [0, 1, 2, 3, 4, 5]
     assert assembly.state.digest == donor.digest
+    assert assembly.state.contributors == ("a", "b")
     assert (assembly.num_received, assembly.num_bytes) == (6, 80)
 
 
@@ -164,3 +167,11 @@ def test_values_that_are_not_finite_are_refused(bad: float) -> None:
 
     with pytest.raises(DonorError, match="not finite"):
         assembly.check()
+
+
+@pytest.mark.parametrize("contributor", ["", "two words", "line\nbreak", "x" * 129])
+def test_contributors_that_cannot_be_peer_ids_are_refused(contributor: str) -> None:
+    offered = manifest_of(some_state()).model_dump()
+
+    with pytest.raises(ValidationError, match="contributors"):
+        Manifest.model_validate({**offered, "contributors": [contributor]})

@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 
 from opendiloco.diloco import Verdict
 from opendiloco.state import FragmentState, OuterState
 from opendiloco.tensors import Layout
 from opendiloco.units import OuterStep
 from tests.support.outer_loop import Peer, flat, model, trained
+
+PEER_ID = "me"
 
 
 def newer_state(layout: Layout) -> OuterState:
@@ -99,3 +102,116 @@ def test_no_state_is_adopted_while_a_round_is_in_flight() -> None:
 
     with pytest.raises(RuntimeError, match="in flight"):
         peer.diloco.adopt(peer.diloco.state, model(1), keep_local_work=True)
+
+
+def next_state(layout: Layout, *contributors: str, outer_step: int = 1) -> OuterState:
+    fragments = OuterState.initial(layout, model(seed=50)).fragments
+    return OuterState(OuterStep(outer_step), 900, fragments, contributors)
+
+
+@pytest.mark.parametrize("on_missed_round", ["rebase", "discard"])
+def test_work_that_the_others_have_averaged_is_committed_and_counts_once(
+    on_missed_round: str,
+) -> None:
+    peer = Peer()
+    local = trained(model(), seed=1)
+    peer.begin(local, num_tokens=100)
+    peer.fail(local)
+
+    state = next_state(peer.layout, "another", PEER_ID)
+    keep = on_missed_round == "rebase"
+    report = peer.diloco.adopt(state, local, keep_local_work=keep, peer_id=PEER_ID)
+
+    assert report.verdict is Verdict.COMMITTED
+    assert report.parameters is not None
+    np.testing.assert_array_equal(flat(dict(report.parameters)), flat(model(seed=50)))
+    assert (peer.diloco.num_tokens, peer.diloco.inner_step) == (0, 0)
+
+
+def test_of_several_fragments_only_the_averaged_one_is_committed() -> None:
+    peer = Peer(num_fragments=2)
+    local = trained(model(), seed=1)
+    peer.begin(local)
+    peer.fail(local)
+
+    state = next_state(peer.layout, PEER_ID)
+    report = peer.diloco.adopt(state, local, keep_local_work=True, peer_id=PEER_ID)
+
+    assert report.verdict is Verdict.COMMITTED
+    assert report.parameters is not None
+    first = peer.layout.pick(0, local)
+    others = [name for name in local if name not in first]
+    assert first
+    assert others
+    for name in first:
+        assert torch.equal(report.parameters[name], model(seed=50)[name])
+    for name in others:
+        progress = local[name] - model()[name]
+        assert torch.equal(report.parameters[name], progress + model(seed=50)[name])
+
+
+def test_work_of_a_round_that_was_given_up_with_its_averager_counts_once_too() -> None:
+    peer = Peer()
+    local = trained(model(), seed=1)
+    peer.begin(local)
+    peer.diloco.replace_averager(peer.averager)
+
+    state = next_state(peer.layout, PEER_ID)
+    report = peer.diloco.adopt(state, local, keep_local_work=True, peer_id=PEER_ID)
+
+    assert report.verdict is Verdict.COMMITTED
+    assert peer.diloco.num_tokens == 0
+
+
+def test_work_that_the_others_have_averaged_does_not_take_later_work_with_it() -> None:
+    peer = Peer()
+    local = trained(model(), seed=1)
+    peer.begin(local)
+    peer.fail(local)
+    peer.diloco.count(num_steps=1, num_tokens=7)
+
+    state = next_state(peer.layout, PEER_ID)
+    report = peer.diloco.adopt(state, local, keep_local_work=True, peer_id=PEER_ID)
+
+    assert report.verdict is Verdict.REBASED
+    assert peer.diloco.num_tokens == 107
+
+
+@pytest.mark.parametrize(
+    ("contributors", "outer_step"),
+    [
+        pytest.param(("another",), 1, id="without this peer"),
+        pytest.param((), 1, id="nobody is known"),
+        pytest.param((PEER_ID,), 2, id="of another outer step"),
+    ],
+)
+def test_work_that_the_others_have_not_averaged_is_rebased(
+    contributors: tuple[str, ...], outer_step: int
+) -> None:
+    peer = Peer()
+    local = trained(model(), seed=1)
+    peer.begin(local)
+    peer.fail(local)
+
+    state = next_state(peer.layout, *contributors, outer_step=outer_step)
+    report = peer.diloco.adopt(state, local, keep_local_work=True, peer_id=PEER_ID)
+
+    assert report.verdict is Verdict.REBASED
+    assert peer.diloco.num_tokens == 100
+
+
+def test_a_round_of_an_earlier_outer_step_says_nothing_about_the_work_since() -> None:
+    peer = Peer()
+    local = trained(model(), seed=1)
+    peer.begin(local)
+    peer.fail(local)
+    peer.begin(local)
+    after = peer.average(local)
+    assert after.parameters is not None
+    peer.diloco.count(num_steps=20, num_tokens=7)
+
+    state = next_state(peer.layout, PEER_ID, outer_step=2)
+    local = dict(after.parameters)
+    report = peer.diloco.adopt(state, local, keep_local_work=True, peer_id=PEER_ID)
+
+    assert report.verdict is Verdict.REBASED

@@ -55,7 +55,7 @@ def test_an_empty_state_filled_by_slices_is_the_same_state(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_module, "SLICE_ELEMENTS", slice_size)
         state = random_state(layout.fragment_sizes)
-        copy = empty_state(layout, state.outer_step, state.num_tokens)
+        copy = empty_state(layout, state.outer_step, state.num_tokens, ())
         for target, piece in zip(copy.slices, state.slices, strict=True):
             slice_bytes(target)[:] = bytes(slice_bytes(piece))
 
@@ -109,7 +109,15 @@ def test_equal_states_have_equal_digests() -> None:
 def test_the_digest_follows_from_the_slices_digests_alone() -> None:
     state = random_state((9, 4))
 
-    assert state_digest(3, 1000, state.slice_digests) == state.digest
+    assert state_digest(3, 1000, (), state.slice_digests) == state.digest
+
+
+def test_who_is_in_the_last_outer_step_belongs_to_the_digest() -> None:
+    state = random_state((9, 4))
+
+    others = [replace(state, contributors=who).digest for who in (("a",), ("b",), ("a", "b"))]
+
+    assert len({state.digest, *others}) == 4
 
 
 @pytest.mark.parametrize("which", ["anchor", "momentum"])
