@@ -208,6 +208,7 @@ class Rogue:
         manifest = {
             "outer_step": self.state.outer_step,
             "num_tokens": self.state.num_tokens,
+            "contributors": [],
             "slice_digests": [digest.hex() for digest in self.state.slice_digests],
         }
         message = json.dumps(manifest).encode()
