@@ -12,7 +12,7 @@ from hivemind.utils import MPFuture
 
 from opendiloco.errors import SwarmLostError
 from opendiloco.joining import answer
-from opendiloco.processes import describe_end
+from opendiloco.processes import how_ended
 from opendiloco.units import Seconds
 
 _MAX_UNANSWERED = 8
@@ -47,7 +47,7 @@ class DHTProcess:
             timeout: How long to wait for the answer; by default as long as for any request.
             is_small: Whether the pipe has room for it at any time.
         """
-        deadline = time.monotonic() + (timeout or _CALL_TIMEOUT)
+        deadline = time.monotonic() + (_CALL_TIMEOUT if timeout is None else timeout)
         with self._pipe_lock:
             self._unanswered = [future for future in self._unanswered if not future.done()]
             has_room = is_small or len(self._unanswered) < _MAX_UNANSWERED
@@ -70,7 +70,7 @@ class DHTProcess:
 
     def ended(self) -> str:
         """Return how it ended; empty while it runs."""
-        return "" if self._dht.is_alive() else describe_end(self._dht.exitcode)
+        return how_ended(self._dht)
 
     def stop(self) -> None:
         """End it: politely, then with SIGTERM, then with SIGKILL. Harmless when done twice."""

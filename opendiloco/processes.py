@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from opendiloco.units import Seconds, now
@@ -101,6 +102,11 @@ def describe_end(exit_code: int | None) -> str:
     except ValueError:
         name = f"signal {-exit_code}"
     return f"{name}, as when memory runs out" if exit_code == -signal.SIGKILL else name
+
+
+def how_ended(process: BaseProcess) -> str:
+    """Return in words how a child has ended; empty while it runs."""
+    return "" if process.is_alive() else describe_end(process.exitcode)
 
 
 def stop_process(process: subprocess.Popen[bytes], grace: Seconds) -> None:

@@ -15,7 +15,7 @@ from opendiloco.errors import ConfigError
 from opendiloco.events import EventLog
 from opendiloco.identity import Identity
 from opendiloco.leaving import Leaving
-from opendiloco.processes import children_named, describe_end
+from opendiloco.processes import children_named, how_ended
 from opendiloco.progress.records import PeerRecord
 from opendiloco.progress.tracker import ProgressTracker
 from opendiloco.supervisor import Alarm, Watch, Watched
@@ -159,7 +159,7 @@ class Connection:
             dht,
             Watched(
                 "the averager's process",
-                lambda: "" if averager.is_alive() else describe_end(averager.exitcode),
+                lambda: how_ended(averager),
                 self.averager.check,
                 _AVERAGER_PATIENCE,
                 is_final=True,

@@ -26,7 +26,7 @@ from opendiloco.averaging.protocol import (
 from opendiloco.errors import ConfigError, SwarmLostError
 from opendiloco.memory import give_back_memory
 from opendiloco.outer import is_sound
-from opendiloco.processes import describe_end
+from opendiloco.processes import how_ended
 from opendiloco.progress.view import SwarmView
 from opendiloco.schedule import Readiness, RoundPolicy
 from opendiloco.units import Seconds
@@ -142,8 +142,8 @@ class HivemindAverager(Averager):
 
     def check(self) -> None:
         """Raise :class:`SwarmLostError` if the averager's process is dead or stuck."""
-        if not self._averager.is_alive():
-            how = describe_end(self._averager.exitcode)
+        how = how_ended(self._averager)
+        if how:
             raise SwarmLostError(f"the averager's process has ended ({how}); start this peer again")
         moment = time.monotonic()
         if self._averager.silence <= _PULSELESS:
