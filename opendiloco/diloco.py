@@ -189,8 +189,9 @@ class DiLoCo:
             result = export.future.result(timeout=self._round_timeout + _GRACE)
         except TimeoutError:
             raise SwarmLostError("the round does not end; start this peer again") from None
-        self._give_up(export)
+        self._export = None
         if result.outcome is RoundOutcome.FAILED or result.average is None:
+            self._note_unsettled(export)
             return OuterReport(self._state.outer_step, Verdict.CARRIED, None, result)
         self._commit(export, result)
         return OuterReport(
@@ -229,16 +230,17 @@ class DiLoCo:
         self._replace(state)
         if settled or not keep_local_work:
             self._forget_local_work()
-        if settled:
-            return OuterReport(state.outer_step, Verdict.COMMITTED, parameters, None)
         verdict = Verdict.REBASED if keep_local_work else Verdict.DISCARDED
+        if settled:
+            verdict = Verdict.COMMITTED
         return OuterReport(state.outer_step, verdict, parameters, None, is_absurd=is_absurd)
 
     def replace_averager(self, averager: Averager) -> None:
         """Go on with another averager; a round in flight is given up, and its work kept."""
         self._averager = averager
         if self._export is not None:
-            self._give_up(self._export)
+            self._note_unsettled(self._export)
+            self._export = None
 
     def align(self, inner_step: int) -> None:
         """Take the position of peers that are further in the span, to be ready with them.
@@ -271,22 +273,21 @@ class DiLoCo:
         self._inner_step -= export.inner_step
         self._num_tokens -= export.num_tokens
 
-    def _give_up(self, export: _Export) -> None:
-        """Take note that the round of an export has ended here, the others may see how."""
-        self._export = None
+    def _note_unsettled(self, export: _Export) -> None:
+        """Remember a round without an average here: the others may have one, with this in it."""
         self._unsettled = self._unsettled or export
 
     def _settled_by(self, state: OuterState) -> frozenset[str]:
         """Return the parameters whose progress is in a state that this peer contributed to.
 
-        None if there were inner steps after the export: what was given is not known any more.
+        No parameters, if there were inner steps after the export: what it held is not known
+        any more.
         """
         export = self._unsettled
         is_next = state.outer_step == self._state.outer_step + 1
         if export is None or not is_next or export.inner_step != self._inner_step:
             return frozenset()
-        vector = state.fragments[export.fragment].anchor
-        return frozenset(self._layout.views(export.fragment, vector))
+        return frozenset(spec.name for spec in self._layout.fragments[export.fragment])
 
     def _replace(self, state: OuterState) -> None:
         self._unsettled = None
@@ -303,5 +304,6 @@ class DiLoCo:
         return {name: torch.lerp(mine[name].float(), anchor[name], _MIXING) for name in anchor}
 
     def _forget_local_work(self) -> None:
+        self._unsettled = None
         self._inner_step = 0
         self._num_tokens = 0

@@ -109,14 +109,20 @@ def next_state(layout: Layout, *contributors: str, outer_step: int = 1) -> Outer
     return OuterState(OuterStep(outer_step), 900, fragments, contributors)
 
 
+def miss_a_round(peer: Peer) -> dict[str, torch.Tensor]:
+    """Take part in a round that ends without an average; return what was contributed."""
+    local = trained(model(), seed=1)
+    peer.begin(local)
+    peer.fail(local)
+    return local
+
+
 @pytest.mark.parametrize("on_missed_round", ["rebase", "discard"])
 def test_work_that_the_others_have_averaged_is_committed_and_counts_once(
     on_missed_round: str,
 ) -> None:
     peer = Peer()
-    local = trained(model(), seed=1)
-    peer.begin(local, num_tokens=100)
-    peer.fail(local)
+    local = miss_a_round(peer)
 
     state = next_state(peer.layout, "another", PEER_ID)
     keep = on_missed_round == "rebase"
@@ -130,9 +136,7 @@ def test_work_that_the_others_have_averaged_is_committed_and_counts_once(
 
 def test_of_several_fragments_only_the_averaged_one_is_committed() -> None:
     peer = Peer(num_fragments=2)
-    local = trained(model(), seed=1)
-    peer.begin(local)
-    peer.fail(local)
+    local = miss_a_round(peer)
 
     state = next_state(peer.layout, PEER_ID)
     report = peer.diloco.adopt(state, local, keep_local_work=True, peer_id=PEER_ID)
@@ -165,9 +169,7 @@ def test_work_of_a_round_that_was_given_up_with_its_averager_counts_once_too() -
 
 def test_work_that_the_others_have_averaged_does_not_take_later_work_with_it() -> None:
     peer = Peer()
-    local = trained(model(), seed=1)
-    peer.begin(local)
-    peer.fail(local)
+    local = miss_a_round(peer)
     peer.diloco.count(num_steps=1, num_tokens=7)
 
     state = next_state(peer.layout, PEER_ID)
@@ -189,9 +191,7 @@ def test_work_that_the_others_have_not_averaged_is_rebased(
     contributors: tuple[str, ...], outer_step: int
 ) -> None:
     peer = Peer()
-    local = trained(model(), seed=1)
-    peer.begin(local)
-    peer.fail(local)
+    local = miss_a_round(peer)
 
     state = next_state(peer.layout, *contributors, outer_step=outer_step)
     report = peer.diloco.adopt(state, local, keep_local_work=True, peer_id=PEER_ID)
@@ -202,9 +202,7 @@ def test_work_that_the_others_have_not_averaged_is_rebased(
 
 def test_a_round_of_an_earlier_outer_step_says_nothing_about_the_work_since() -> None:
     peer = Peer()
-    local = trained(model(), seed=1)
-    peer.begin(local)
-    peer.fail(local)
+    local = miss_a_round(peer)
     peer.begin(local)
     after = peer.average(local)
     assert after.parameters is not None
@@ -215,3 +213,17 @@ def test_a_round_of_an_earlier_outer_step_says_nothing_about_the_work_since() ->
     report = peer.diloco.adopt(state, local, keep_local_work=True, peer_id=PEER_ID)
 
     assert report.verdict is Verdict.REBASED
+
+
+def test_work_that_replaced_what_was_thrown_away_is_not_taken_for_committed() -> None:
+    peer = Peer()
+    local = miss_a_round(peer)
+    absurd = {name: tensor * float("nan") for name, tensor in local.items()}
+    assert peer.begin(absurd) is Verdict.DISCARDED
+    peer.diloco.count(num_steps=10, num_tokens=7)
+
+    state = next_state(peer.layout, PEER_ID)
+    report = peer.diloco.adopt(state, local, keep_local_work=True, peer_id=PEER_ID)
+
+    assert report.verdict is Verdict.REBASED
+    assert peer.diloco.num_tokens == 7
