@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -53,26 +54,35 @@ def assert_carried(held: Round, members: Iterable[int]) -> None:
 def assert_average_is_of(
     held: Round, *, size: int, survivors: Sequence[int], victim: int | None = None
 ) -> None:
-    """The average is that of the survivors, here and there with the victim's data.
+    """The average is that of the survivors, here and there with the data of those that were lost.
 
-    A survivor whose work is not in it says so. The victim's weight is in the total only if
-    its data is in the average.
+    A survivor whose work is not in it says so. The weight of a victim, or of a member that was
+    lost on the way and took the state over later, is in the total only if its data is in the
+    average.
     """
     committed = [m for m in survivors if held.ended[m]["verdict"] == "committed"]
     # Who took the state over from others has heard of no weights.
-    totals = {held.ended[member]["total_weight"] for member in committed} - {None}
+    late = [m for m in committed if held.ended[m]["total_weight"] is None]
+    sure = [m for m in committed if m not in late]
+    totals = {held.ended[member]["total_weight"] for member in sure}
     assert len(totals) == 1, how_it_ended(held)
-    after = np.asarray(held.ended[committed[0]]["momentum"], dtype=np.float64)
+    after = np.asarray(held.ended[sure[0]]["momentum"], dtype=np.float64)
     before = np.asarray(held.before["momentum"], dtype=np.float64)
     average = after - MOMENTUM * before
-    without = np.abs(average - _mean(held, committed, size))
-    if totals == {_total(held, committed)}:
-        assert without.max() < _ROUNDING
+    without = np.abs(average - _mean(held, sure, size))
+    if totals == {_total(held, sure)}:
+        assert not late, f"took work for committed that is not\n{how_it_ended(held)}"
+        assert without.max() < _ROUNDING, how_it_ended(held)
         return
-    assert victim is not None, f"{totals} in all\n{how_it_ended(held)}"
-    assert totals == {_total(held, [*committed, victim])}
-    with_victim = np.abs(average - _mean(held, [*committed, victim], size))
-    assert np.minimum(without, with_victim).max() < _ROUNDING
+    lost = late if victim is None else sorted({*late, victim})
+    assert lost, f"{totals} in all\n{how_it_ended(held)}"
+    assert totals == {_total(held, [*sure, *lost])}, how_it_ended(held)
+    here_and_there = [
+        np.abs(average - _mean(held, [*sure, *some], size))
+        for count in range(len(lost) + 1)
+        for some in combinations(lost, count)
+    ]
+    assert np.min(here_and_there, axis=0).max() < _ROUNDING, how_it_ended(held)
     assert without.max() > _ROUNDING, "a weight counts whose data is nowhere"
 
 
