@@ -131,7 +131,7 @@ class RoundAverager(DecentralizedAverager):
         self._attempt: tuple[int, asyncio.Task[Any]] | None = None
         self._links = Links(
             self._p2p,
-            f"opendiloco/{self.prefix}/parts/1",
+            f"opendiloco/{self.prefix}/parts/2",
             receive=self._receive,
             lost=self._lose,
             max_payload_bytes=_MAX_PAYLOAD_BYTES,

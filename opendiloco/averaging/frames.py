@@ -30,6 +30,7 @@ class FrameKind(enum.IntEnum):
     COMMIT = 7  # the average is decided
     ABORT = 8  # there will be no average
     LEAVE = 9  # the sender takes part no more
+    ACK = 10  # so many more bytes of bulk have come in, in place of the part's index
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class Frame:
 
     @property
     def is_bulk(self) -> bool:
-        """Whether only a few of its kind may wait to be sent."""
-        return self.kind is FrameKind.CONTRIBUTION
+        """Whether it carries a part, and so many bytes that the line may be flooded."""
+        return self.kind in {FrameKind.CONTRIBUTION, FrameKind.AVERAGE}
 
     @property
     def rank(self) -> int:

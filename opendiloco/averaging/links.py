@@ -2,169 +2,24 @@
 
 import asyncio
 import contextlib
-import itertools
 import struct
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Coroutine
+from typing import Any
 
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 
-from opendiloco.averaging.frames import HEADER_BYTES, Frame, FrameKind, read_header
+from opendiloco.averaging.link import Link, Lost, Receive, Stream
 from opendiloco.units import Seconds
 
 MAX_STREAMS = 2
 """Per pair of peers. One stream does not fill a line of long delay alone (its window is the
 limit, and grows slowly); with several peers, more streams only get into each other's way."""
 
-_BULK_AHEAD = 4  # frames that may wait in front of a busy line, so that it is never idle
-_BUFFER_BYTES = 1 << 18  # more would make messages wait behind it on slow lines
 _OPEN = Seconds(5.0)  # for one attempt to open a link
 
 _GREETING = struct.Struct(">QBB")  # number of the link; index and number of its streams
-
-_Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Receive = Callable[[str, Frame], Awaitable[None]]
-"""Takes a frame from a peer; while it does not return, that stream is not read on."""
-
-
-class Lost(Protocol):
-    """Hears that the link to a peer is lost."""
-
-    def __call__(self, peer_id: str, reason: str, *, may_return: bool) -> None:
-        """Take note of why, and of whether the peer may well come back."""
-        ...
-
-
-class Link:
-    """All streams to one peer. Frames may overtake each other.
-
-    Attributes:
-        peer_id: Whom it leads to.
-        number: Later links of the same peer have higher ones.
-        was_heard: Whether anything has come in since this was last set to False.
-    """
-
-    def __init__(
-        self,
-        peer_id: str,
-        number: int,
-        streams: list[_Stream],
-        *,
-        max_payload_bytes: int,
-        stall: Seconds,
-    ) -> None:
-        self.peer_id = peer_id
-        self.number = number
-        self.was_heard = True
-        self._streams = streams
-        self._max_payload_bytes = max_payload_bytes
-        self._stall = stall
-        self._queue: asyncio.PriorityQueue[tuple[int, int, Frame]] = asyncio.PriorityQueue()
-        self._serial = itertools.count()
-        self._room = asyncio.Semaphore(_BULK_AHEAD)
-        self._stale_tag = b""
-        self._unsent = 0
-        self._all_sent = asyncio.Event()
-        self._all_sent.set()
-        self._task: asyncio.Task[None] | None = None
-
-    def run(self, receive: Receive, lost: Lost) -> None:
-        """Begin to send and receive, until a stream fails or :meth:`close` is called."""
-        self._task = asyncio.create_task(self._run(receive, lost))
-
-    @property
-    def is_open(self) -> bool:
-        """Whether frames can be sent."""
-        return self._task is not None and not self._task.done()
-
-    def post(self, frame: Frame) -> None:
-        """Have a frame sent as soon as possible."""
-        if not self.is_open:
-            return
-        self._unsent += 1
-        self._all_sent.clear()
-        self._queue.put_nowait((frame.rank, next(self._serial), frame))
-
-    async def send(self, frame: Frame) -> None:
-        """Have a bulk frame sent; returns when few enough others are waiting."""
-        await self._room.acquire()
-        self.post(frame)
-
-    def forget(self, tag: bytes) -> None:
-        """Do not send what is left of a round that is over, apart from messages."""
-        self._stale_tag = tag
-
-    async def flush(self) -> None:
-        """Return when everything that was posted has been written."""
-        await self._all_sent.wait()
-
-    def close(self) -> None:
-        """End the link; nobody is told that it is lost."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self, receive: Receive, lost: Lost) -> None:
-        reason, may_return = "the connection is lost", True
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for reader, writer in self._streams:
-                    tasks.create_task(self._receive_from(reader, receive))
-                    tasks.create_task(self._send_to(writer))
-        except* TimeoutError:
-            reason, may_return = f"took nothing for {self._stall:g} s", False
-        except* (OSError, EOFError):
-            pass
-        except* ValueError as errors:
-            reason, may_return = f"broke the protocol: {errors.exceptions[0]}", False
-        finally:
-            self._all_sent.set()
-            for _, writer in self._streams:
-                writer.close()
-        lost(self.peer_id, reason, may_return=may_return)
-
-    async def _send_to(self, writer: asyncio.StreamWriter) -> None:
-        while True:
-            _, _, frame = await self._queue.get()
-            if frame.is_bulk:
-                self._room.release()
-            if frame.tag != self._stale_tag or frame.kind >= FrameKind.WANT:
-                writer.writelines((frame.header(), frame.payload))
-                await self._drain(writer)
-            self._unsent -= 1
-            if not self._unsent:
-                self._all_sent.set()
-
-    async def _drain(self, writer: asyncio.StreamWriter) -> None:
-        """Wait until the stream can take more; raises TimeoutError if it takes nothing at all."""
-        while True:
-            left = writer.transport.get_write_buffer_size()
-            try:
-                async with asyncio.timeout(self._stall):
-                    await writer.drain()
-            except TimeoutError:
-                if writer.transport.get_write_buffer_size() >= left:
-                    raise
-            else:
-                return
-
-    async def _receive_from(self, reader: asyncio.StreamReader, receive: Receive) -> None:
-        while True:
-            header = await reader.readexactly(HEADER_BYTES)
-            self.was_heard = True
-            frame, length = read_header(header, max_payload_bytes=self._max_payload_bytes)
-            payload = bytearray(length)
-            with memoryview(payload) as view:
-                filled = 0
-                while filled < length:
-                    chunk = await reader.read(length - filled)
-                    if not chunk:
-                        raise EOFError
-                    view[filled : filled + len(chunk)] = chunk
-                    filled += len(chunk)
-                    self.was_heard = True
-            await receive(self.peer_id, frame.carrying(payload))
 
 
 class Links:
@@ -203,7 +58,7 @@ class Links:
         self._stall = stall
         self._links: dict[str, Link] = {}
         self._opening: dict[str, asyncio.Task[Link]] = {}
-        self._arriving: dict[str, tuple[int, list[_Stream]]] = {}
+        self._arriving: dict[str, tuple[int, list[Stream]]] = {}
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -272,7 +127,7 @@ class Links:
 
     async def _open(self, peer_id: str) -> Link:
         number = time.time_ns()
-        streams: list[_Stream] = []
+        streams: list[Stream] = []
         try:
             async with asyncio.timeout(min(_OPEN, self._stall / 3)):
                 for index in range(self.num_streams):
@@ -317,9 +172,7 @@ class Links:
             del self._arriving[peer_id]
             await self._add(peer_id, number, streams)
 
-    async def _add(self, peer_id: str, number: int, streams: list[_Stream]) -> Link:
-        for _, writer in streams:
-            writer.transport.set_write_buffer_limits(high=_BUFFER_BYTES)
+    async def _add(self, peer_id: str, number: int, streams: list[Stream]) -> Link:
         link = Link(
             peer_id,
             number,

@@ -22,7 +22,7 @@ from tests.support.swarm import RUN_ID, Node, nodes
 
 pytestmark = pytest.mark.swarm
 
-PROTOCOL = f"opendiloco/{RUN_ID}-f-none/parts/1"
+PROTOCOL = f"opendiloco/{RUN_ID}-f-none/parts/2"
 Attack = Callable[[P2P, PeerID], Awaitable[int]]
 """Returns how many bytes or streams it got rid of."""
 
